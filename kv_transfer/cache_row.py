@@ -1,0 +1,70 @@
+"""The row as vLLM lays it out: from KVCacheConfig to RowLayout, and the check that the bound tensors lie so."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from vllm.v1.kv_cache_interface import KVCacheConfig, MLAAttentionSpec, UniformTypeKVCacheSpecs
+
+from kv_transfer.agent import RowRegion
+from kv_transfer.layout import Page, RowLayout
+
+REQUIRED_LAYOUT = "BLHNC"  # block, layer, head, token, content: blocks outermost
+
+
+def row_of(config: KVCacheConfig) -> RowLayout:
+    """The row that ``config`` describes.
+
+    Raises:
+        ValueError: several cache groups, or a layout in which a block is not one dense row.
+    """
+    if len(config.kv_cache_groups) != 1:
+        names = [group.layer_names for group in config.kv_cache_groups]
+        raise ValueError(f"a KV row needs all cache layers in one group, vLLM made {len(names)}: {names}")
+    group_spec = config.kv_cache_groups[0].kv_cache_spec
+    strides = {tensor.block_stride for tensor in config.kv_cache_tensors}
+    if len(strides) != 1:
+        raise ValueError(f"block strides {sorted(strides)} differ: the KV-cache layout is not {REQUIRED_LAYOUT}")
+    pages = []
+    for tensor in config.kv_cache_tensors:
+        for i, name in enumerate(tensor.layers):
+            spec = group_spec.kv_cache_specs[name] if isinstance(group_spec, UniformTypeKVCacheSpecs) else group_spec
+            # vLLM's own mark for "one head, the same on every rank"
+            is_sharded = not isinstance(spec, MLAAttentionSpec)
+            pages.append(Page(name, tensor.offset + i * tensor.layer_stride, spec.page_size_bytes, is_sharded))
+    return RowLayout.from_pages(pages, strides.pop())
+
+
+def block_size_of(config: KVCacheConfig) -> int:
+    """Tokens a block."""
+    size: int = config.kv_cache_groups[0].kv_cache_spec.block_size
+    return size
+
+
+def region_of(layout: RowLayout, num_blocks: int, kv_caches: Mapping[str, torch.Tensor]) -> RowRegion:
+    """The memory behind ``kv_caches``, checked against ``layout``.
+
+    Args:
+        kv_caches: cache layer name -> tensor [num_blocks, ...] as bound to the layers.
+
+    Raises:
+        ValueError: a layer lies elsewhere than the layout says, or the layers don't share one storage.
+    """
+    missing = {page.name for page in layout.pages} ^ set(kv_caches)
+    if missing:
+        raise ValueError(f"cache layers and the row's pages differ: {sorted(missing)}")
+    storages = {kv_caches[page.name].untyped_storage().data_ptr() for page in layout.pages}
+    if len(storages) != 1:
+        raise ValueError(f"the row's pages lie in {len(storages)} storages; expected one backing row")
+    base = storages.pop()
+    for page in layout.pages:
+        tensor = kv_caches[page.name]
+        offset, stride = tensor.data_ptr() - base, tensor.stride(0) * tensor.element_size()
+        if (offset, stride) != (page.offset, layout.row_bytes):
+            raise ValueError(
+                f"{page.name} is bound at byte {offset} with block stride {stride}, "
+                f"the row wants byte {page.offset} and stride {layout.row_bytes}"
+            )
+    first = kv_caches[layout.pages[0].name]
+    memory: Literal["DRAM", "VRAM"] = "VRAM" if first.is_cuda else "DRAM"
+    return RowRegion(base, layout.row_bytes, num_blocks, max(first.get_device(), 0), memory)

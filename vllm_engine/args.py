@@ -1,0 +1,92 @@
+"""From WorkerConfig to vLLM's command line and environment. Pure: importing this file does not import vLLM."""
+
+import json
+from collections.abc import Mapping, Sequence
+
+from wire.worker import WorkerRole
+from wire.worker_config import WorkerConfig
+
+CONNECTOR = "RowConnector"
+CONNECTOR_MODULE = "kv_transfer.connector"
+
+_KV_ROLE = {WorkerRole.PREFILL: "kv_producer", WorkerRole.DECODE: "kv_consumer"}
+
+
+def kv_transfer_json(config: WorkerConfig, engine_id: str) -> str:
+    """vLLM's ``--kv-transfer-config`` for this worker.
+
+    Args:
+        engine_id: new at each start, so that handoffs of an earlier life never fit.
+    """
+    return json.dumps(
+        {
+            "kv_connector": CONNECTOR,
+            "kv_connector_module_path": CONNECTOR_MODULE,
+            "kv_role": _KV_ROLE[config.role],
+            "engine_id": engine_id,
+            "kv_buffer_device": config.device,
+            "kv_load_failure_policy": config.kv_transfer.load_failure_policy,
+            "kv_connector_extra_config": config.kv_transfer.model_dump(mode="json"),
+        }
+    )
+
+
+def vllm_args(config: WorkerConfig, engine_id: str, role_args: Sequence[str] = ()) -> list[str]:
+    """The exact vLLM arguments of this worker, ``config.extra_vllm_args`` last."""
+    args = [
+        "--model",
+        config.model,
+        "--served-model-name",
+        config.served_model_name,
+        "--host",
+        config.host,
+        "--port",
+        str(config.port),
+        "--dtype",
+        config.dtype,
+        "--block-size",
+        str(config.block_size),
+        "--max-model-len",
+        str(config.max_model_len),
+        "--max-num-seqs",
+        str(config.max_num_seqs),
+        "--max-num-batched-tokens",
+        str(config.max_num_batched_tokens),
+        "--tensor-parallel-size",
+        str(config.parallelism.tp_size),
+        "--distributed-executor-backend",
+        "uni" if config.parallelism.tp_size == 1 else "mp",
+        "--kv-transfer-config",
+        kv_transfer_json(config, engine_id),
+        "--enable-prefix-caching",
+        "--enable-request-id-headers",
+        "--disable-uvicorn-access-log",
+        *role_args,
+    ]
+    if config.kv_cache_bytes is not None:
+        args += ["--kv-cache-memory-bytes", str(config.kv_cache_bytes)]
+    if config.enforce_eager:
+        args.append("--enforce-eager")
+    if config.reasoning_parser is not None:
+        args += ["--reasoning-parser", config.reasoning_parser]
+    if config.tool_call_parser is not None:
+        args += ["--enable-auto-tool-choice", "--tool-call-parser", config.tool_call_parser]
+    return [*args, *config.extra_vllm_args]
+
+
+def vllm_env(config: WorkerConfig) -> Mapping[str, str]:
+    """Environment that must be set before vLLM is imported."""
+    env = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+    }
+    if config.device == "cpu":
+        env |= {
+            # vLLM's default binding puts each engine on core 0, where several engines spin against one another.
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": str(config.num_threads),
+            # vLLM would take the host's whole memory share for KV otherwise; --kv-cache-memory-bytes rules.
+            "VLLM_CPU_KVCACHE_SPACE": "0" if config.kv_cache_bytes is not None else "4",
+        }
+    return env

@@ -1,0 +1,95 @@
+"""What this worker process knows of itself, read by its routes and its heartbeat."""
+
+import asyncio
+import json
+import logging
+from dataclasses import dataclass
+
+from prometheus_client import REGISTRY
+from vllm.engine.protocol import EngineClient
+
+from kv_transfer import side_channel
+from wire.errors import TransferFailed
+from wire.worker import WorkerRegistration, WorkerState, WorkerStatus
+from wire.worker_config import WorkerConfig
+
+logger = logging.getLogger("vllm.tandem.worker")
+
+_SIDE_CHANNEL_TIMEOUT_S = 2.0
+_COUNTERS = {
+    "kv_handoffs_total": "tandem_kv_reads_total",
+    "kv_blocks_total": "tandem_kv_blocks_total",
+    "kv_descriptors_total": "tandem_kv_descriptors_total",
+    "kv_bytes_total": "tandem_kv_bytes_total",
+    "kv_failures_total": "tandem_kv_failures_total",
+}
+_GAUGES = {
+    "num_requests_running": "vllm:num_requests_running",
+    "num_requests_waiting": "vllm:num_requests_waiting",
+}
+
+
+@dataclass(slots=True)
+class WorkerProcess:
+    """Shared by routes, heartbeat and drain; lives in the API process, used from its event loop only."""
+
+    config: WorkerConfig
+    generation: str
+    token: str
+    engine: EngineClient
+    state: WorkerState = WorkerState.STARTING
+    row_bytes: int = 0
+
+    async def ask_engine(self, verb: bytes, payload: bytes = b"") -> bytes:
+        """One question to the connector in the engine core, by its side channel.
+
+        Raises:
+            TransferFailed: it did not answer in time or refused.
+        """
+        kv = self.config.kv_transfer
+        return await asyncio.to_thread(
+            side_channel.ask, kv.host, kv.port, verb, payload, token=self.token, timeout_s=_SIDE_CHANNEL_TIMEOUT_S
+        )
+
+    async def connector_status(self) -> dict[str, int]:
+        status: dict[str, int] = json.loads(await self.ask_engine(side_channel.STATUS))
+        return status
+
+    def registration(self) -> WorkerRegistration:
+        c = self.config
+        return WorkerRegistration(
+            worker_id=c.worker_id,
+            generation=self.generation,
+            role=c.role,
+            url=c.url,
+            model=c.served_model_name,
+            max_model_len=c.max_model_len,
+            block_size=c.block_size,
+            row_bytes=self.row_bytes,
+            parallelism=c.parallelism,
+        )
+
+    async def status(self) -> WorkerStatus:
+        """A snapshot; a connector that does not answer shows as an engine that can't serve."""
+        state, num_leases = self.state, 0
+        try:
+            num_leases = (await self.connector_status())["num_leases"]
+        except TransferFailed as e:
+            logger.warning("%s", e)
+            if state is WorkerState.READY:
+                state = WorkerState.STARTING
+        numbers = {field: int(_sum_of(name)) for field, name in (_COUNTERS | _GAUGES).items()}
+        return WorkerStatus(
+            state=state, num_leases=num_leases, kv_cache_usage=_sum_of("vllm:kv_cache_usage_perc"), **numbers
+        )
+
+
+def _sum_of(name: str) -> float:
+    """Sum over all label values of one metric of this process."""
+    return sum(
+        sample.value
+        for family in REGISTRY.collect()
+        if name.removesuffix("_total") == family.name
+        for sample in family.samples
+        if sample.name == name
+    )
