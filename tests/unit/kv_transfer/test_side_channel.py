@@ -1,0 +1,76 @@
+"""The side channel answers peers, refuses strangers, and survives nonsense."""
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from kv_transfer import side_channel
+from wire.errors import TransferFailed
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+def refuse(_: bytes) -> bytes:
+    raise ValueError("this one is wrong")
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    port = free_port()
+    handlers = {
+        side_channel.HELLO: lambda _: b"rows",
+        side_channel.STATUS: lambda p: p + p,
+        side_channel.RELEASE: refuse,
+    }
+    server = side_channel.SideChannelServer("127.0.0.1", port, handlers, token="secret")
+    yield port
+    server.close()
+
+
+def ask(port: int, verb: bytes, payload: bytes = b"", token: str = "secret") -> bytes:
+    return side_channel.ask("127.0.0.1", port, verb, payload, token=token, timeout_s=5)
+
+
+def test_a_peer_gets_the_hello_without_a_token(port: int) -> None:
+    assert ask(port, side_channel.HELLO, token="") == b"rows"
+
+
+def test_other_verbs_need_the_token(port: int) -> None:
+    assert ask(port, side_channel.STATUS, b"x") == b"xx"
+    with pytest.raises(TransferFailed, match="cluster token"):
+        ask(port, side_channel.STATUS, b"x", token="guess")
+
+
+def test_a_failing_handler_answers_its_reason_and_the_next_request_works(port: int) -> None:
+    with pytest.raises(TransferFailed, match="this one is wrong"):
+        ask(port, side_channel.RELEASE)
+    assert ask(port, side_channel.HELLO) == b"rows"
+
+
+def test_unknown_verbs_and_frames_are_refused(port: int) -> None:
+    with pytest.raises(TransferFailed, match="unknown verb"):
+        ask(port, b"format-disk")
+    with zmq.Context() as context, context.socket(zmq.REQ) as s:
+        s.linger = 0
+        s.connect(f"tcp://127.0.0.1:{port}")
+        s.send(b"one frame")
+        assert s.poll(5000)
+        assert s.recv_multipart()[0] == b"error"
+    assert ask(port, side_channel.HELLO) == b"rows"
+
+
+def test_a_taken_port_fails_the_start(port: int) -> None:
+    with pytest.raises(zmq.ZMQError):
+        side_channel.SideChannelServer("127.0.0.1", port, {}, token="")
+
+
+def test_silence_is_an_error_within_the_time_given() -> None:
+    with pytest.raises(TransferFailed, match="no answer"):
+        side_channel.ask("127.0.0.1", free_port(), side_channel.HELLO, timeout_s=0.05)
