@@ -1,0 +1,7 @@
+"""``python -m deploy``: the same as the command ``tandem``."""
+
+import sys
+
+from deploy.cli import main
+
+sys.exit(main())

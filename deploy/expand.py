@@ -1,0 +1,173 @@
+"""Turns a deployment spec into the processes to run: command, environment, configuration and addresses of each."""
+
+import random
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from deploy.ports import pick_free_port
+from deploy.spec import DeploymentSpec, EngineSpec, GroupSpec, PortChoice
+from deploy.spec_file import SpecError
+from wire.worker import WorkerRole
+from wire.worker_config import KVTransferConfig, WorkerConfig
+
+# -P keeps the working directory off the import path: a folder there named like a package would shadow it.
+PYTHON = (sys.executable, "-P", "-m")
+COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "router": (*PYTHON, "router"),
+        WorkerRole.PREFILL: (*PYTHON, "prefill_worker"),
+        WorkerRole.DECODE: (*PYTHON, "decode_worker"),
+    }
+)
+COMMON_ENV = {"PYTHONUNBUFFERED": "1"}
+# Engines neither fetch from a hub nor report usage: the checkpoint is a local folder.
+ENGINE_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+GPU_ENV = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessPlan:
+    """One process to run. ``command`` lacks ``--config FILE``; ``env`` is added to the launcher's own environment."""
+
+    name: str
+    role: str
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    config: Mapping[str, Any]
+    url: str
+    listens: tuple[tuple[str, int], ...]
+
+    @property
+    def health_url(self) -> str:
+        """Answers 200 when the process can serve."""
+        return f"{self.url}/health"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeploymentPlan:
+    """Everything to run for one spec; the router is the first process."""
+
+    spec: DeploymentSpec
+    router_url: str
+    processes: tuple[ProcessPlan, ...]
+
+
+def expand(
+    spec: DeploymentSpec,
+    environ: Mapping[str, str],
+    rng: random.Random,
+    commands: Mapping[str, tuple[str, ...]] = COMMANDS,
+) -> DeploymentPlan:
+    """Plan the processes of ``spec``, choosing a free port for each ``auto``.
+
+    ``environ`` is read for the GPUs that may be used. Raises SpecError when the workers need more GPUs than it lists,
+    PortTaken when no free port is left.
+    """
+    ports = _PortBook(spec, rng)
+    router = _plan_router(spec, ports, commands)
+    gpus = _gpu_ids(environ)
+    workers = [
+        _plan_worker(spec, role, group, index, router.url, ports, gpus, commands)
+        for role, group in ((WorkerRole.PREFILL, spec.prefill), (WorkerRole.DECODE, spec.decode))
+        for index in range(group.replicas)
+    ]
+    return DeploymentPlan(spec=spec, router_url=router.url, processes=(router, *workers))
+
+
+class _PortBook:
+    """Gives out ports, each once; those fixed in the spec are never given out for ``auto``."""
+
+    def __init__(self, spec: DeploymentSpec, rng: random.Random) -> None:
+        self._taken = spec.fixed_ports()
+        self._rng = rng
+
+    def take(self, host: str, choice: PortChoice, index: int = 0) -> int:
+        if choice != "auto":
+            return choice + index
+        port = pick_free_port(host, self._taken, self._rng)
+        self._taken.add(port)
+        return port
+
+
+def _plan_router(spec: DeploymentSpec, ports: _PortBook, commands: Mapping[str, tuple[str, ...]]) -> ProcessPlan:
+    host, port = spec.router.host, ports.take(spec.router.host, spec.router.port)
+    return ProcessPlan(
+        name="router",
+        role="router",
+        command=commands["router"],
+        env=COMMON_ENV,
+        config={**spec.router.settings, "host": host, "port": port},
+        url=f"http://{_bracketed(spec.router.dial_host)}:{port}",
+        listens=((host, port),),
+    )
+
+
+def _plan_worker(
+    spec: DeploymentSpec,
+    role: WorkerRole,
+    group: GroupSpec,
+    index: int,
+    router_url: str,
+    ports: _PortBook,
+    gpus: Iterator[str],
+    commands: Mapping[str, tuple[str, ...]],
+) -> ProcessPlan:
+    engine = spec.engine.overridden_by(group.engine)
+    config = WorkerConfig(
+        worker_id=f"{role}-{index}",
+        role=role,
+        model=str(spec.checkpoint_dir),
+        served_model_name=spec.served_model_name,
+        host=group.host,
+        port=ports.take(group.host, group.port, index),
+        router_url=router_url,
+        heartbeat_s=spec.timeouts.heartbeat_s,
+        parallelism=group.parallelism,
+        drain_timeout_s=spec.timeouts.drain_s,
+        kv_transfer=KVTransferConfig(
+            host=group.host, port=ports.take(group.host, group.kv_port, index), **spec.kv_transfer.model_dump()
+        ),
+        **engine.model_dump(),
+    )
+    return ProcessPlan(
+        name=config.worker_id,
+        role=role,
+        command=commands[role],
+        env={**COMMON_ENV, **_engine_env(engine, group, gpus), **group.env},
+        config=config.model_dump(mode="json"),
+        url=f"http://{_bracketed(group.host)}:{config.port}",
+        listens=((group.host, config.port), (group.host, config.kv_transfer.port)),
+    )
+
+
+def _engine_env(engine: EngineSpec, group: GroupSpec, gpus: Iterator[str]) -> dict[str, str]:
+    if engine.device == "cuda":
+        num_gpus = group.parallelism.world_size
+        ids = list(islice(gpus, num_gpus))
+        if len(ids) < num_gpus:
+            raise SpecError(f"the workers need more GPUs than {GPU_ENV} lists")
+        return {**ENGINE_ENV, GPU_ENV: ",".join(ids)}
+    # NIXL pins its thread to one core and OpenMP threads inherit it; bound threads of two engines would share core 0.
+    return {**ENGINE_ENV, "OMP_NUM_THREADS": str(engine.num_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def _gpu_ids(environ: Mapping[str, str]) -> Iterator[str]:
+    """The GPUs to give out, in order: those that ``environ`` allows, or 0, 1, 2, ..."""
+    listed = environ.get(GPU_ENV)
+    if listed is not None:
+        return iter([gpu.strip() for gpu in listed.split(",") if gpu.strip()])
+    return map(str, count())
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host
+
+
+def config_path(run_dir: Path, process: ProcessPlan) -> Path:
+    """Where the process finds its configuration."""
+    return run_dir / f"{process.name}.json"

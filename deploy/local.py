@@ -1,0 +1,262 @@
+"""The local launcher: runs a deployment as processes of this machine until it is asked to stop.
+
+Owns the order of start and stop, restarts, and what is shown meanwhile. That no process outlives the launcher, not
+even when it is killed, is the work of ``child``.
+"""
+
+import asyncio
+import os
+import secrets
+import signal
+from collections.abc import Coroutine, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import httpx
+
+from deploy.console import Console
+from deploy.expand import PYTHON, DeploymentPlan, ProcessPlan
+from deploy.greeting import greeting
+from deploy.ports import PortTaken, check_port_free
+from deploy.process import ManagedProcess
+from deploy.restart import RestartPolicy
+from deploy.run_dir import RunDir
+from deploy.spec import NANO_MODEL
+from wire.worker_config import CLUSTER_TOKEN_ENV
+
+EXIT_STOPPED, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
+NUM_TAIL_LINES = 20
+POLL_START_S = 0.25
+POLL_READY_S = 1.0
+# A worker that computes answers /health late; one that listens but hangs must not hold up the others' checks.
+HEALTH_TIMEOUT_S = 2.0
+NANO_BUILDER = (*PYTHON, "msa_model.nano")
+_PORT_HINTS = {
+    "router": "Choose another: tandem up --port N, or make serve PORT=N.",
+    "prefill": "Choose others by prefill.port and prefill.kv_port, or leave them auto.",
+    "decode": "Choose others by decode.port and decode.kv_port, or leave them auto.",
+}
+
+
+class LaunchFailed(Exception):
+    """The deployment can't go on; the message says which process and why."""
+
+    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Launcher:
+    """Runs one plan once."""
+
+    def __init__(
+        self,
+        plan: DeploymentPlan,
+        console: Console,
+        environ: Mapping[str, str],
+        *,
+        is_verbose: bool = False,
+        nano_builder: tuple[str, ...] = NANO_BUILDER,
+    ) -> None:
+        """``environ`` is what the processes inherit; a cluster token is added to it when it holds none."""
+        self._plan = plan
+        self._console = console
+        token = environ.get(CLUSTER_TOKEN_ENV) or secrets.token_urlsafe(32)
+        self._environ = MappingProxyType({**environ, CLUSTER_TOKEN_ENV: token})
+        self._is_verbose = is_verbose
+        self._nano_builder = nano_builder
+        self._stop_asked = asyncio.Event()
+        self._processes: dict[str, ManagedProcess] = {}
+        self._up: set[str] = set()
+        self._once_up: set[str] = set()
+        self._liveness_read, self._liveness_write = -1, -1
+
+    async def run(self) -> int:
+        """Start everything, keep it running, stop everything; returns 0 when it was asked to stop.
+
+        Raises PortTaken and AlreadyRunning before anything was started, LaunchFailed after everything was stopped.
+        """
+        with RunDir(self._plan.spec.run_dir) as run_dir:
+            self._check_ports()
+            self._liveness_read, self._liveness_write = os.pipe()
+            self._install_signal_handlers()
+            try:
+                if self._plan.spec.model == NANO_MODEL:
+                    await self._build_nano(run_dir)
+                await self._serve(run_dir)
+            finally:
+                self._end_supervisors()
+                os.close(self._liveness_read)
+        self._console.say("Stopped.")
+        return EXIT_STOPPED
+
+    def _check_ports(self) -> None:
+        for process in self._plan.processes:
+            for host, port in process.listens:
+                try:
+                    check_port_free(host, port)
+                except PortTaken as error:
+                    raise PortTaken(f"{process.name} can't start: {error}. {_PORT_HINTS[process.role]}") from error
+
+    def _install_signal_handlers(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: keep it so
+                loop.add_signal_handler(number, self._on_stop_signal)
+
+    def _on_stop_signal(self) -> None:
+        if self._stop_asked.is_set():
+            self._console.say("Killing what is left.")
+            self._end_supervisors()
+        self._stop_asked.set()
+
+    def _end_supervisors(self) -> None:
+        """Close the liveness pipe: each supervisor then kills its tree at once."""
+        if self._liveness_write >= 0:
+            os.close(self._liveness_write)
+            self._liveness_write = -1
+
+    async def _build_nano(self, run_dir: RunDir) -> None:
+        checkpoint = self._plan.spec.checkpoint_dir
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        self._console.say(f"Building or checking the nano checkpoint in {checkpoint}")
+        builder = ManagedProcess(
+            name="nano",
+            command=(*self._nano_builder, str(checkpoint)),
+            env=self._environ,
+            log_path=run_dir.new_log("nano"),
+            stop_timeout_s=self._plan.spec.timeouts.kill_s,
+        )
+        builder.start(self._liveness_read)
+        await self._until_stop_or(builder.wait())
+        if self._stop_asked.is_set():
+            await builder.stop()
+        elif exit_code := await builder.wait():
+            raise LaunchFailed(_with_tail(f"The nano checkpoint was not built (exit code {exit_code}).", builder))
+
+    async def _until_stop_or(self, *awaited: Coroutine[Any, Any, object]) -> None:
+        """Return when a stop was asked or one of ``awaited`` ended, raising what it raised; cancel the others."""
+        tasks = [asyncio.create_task(item) for item in (self._stop_asked.wait(), *awaited)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve(self, run_dir: RunDir) -> None:
+        if self._stop_asked.is_set():
+            return
+        for plan in self._plan.processes:
+            self._processes[plan.name] = self._prepare(plan, run_dir)
+        self._console.say(f"Starting {', '.join(self._processes)}; logs: {run_dir.path}/*.log")
+        try:
+            await self._until_stop_or(self._watch(), *(self._keep_running(name) for name in self._processes))
+        finally:
+            await self._stop_all()
+
+    def _prepare(self, plan: ProcessPlan, run_dir: RunDir) -> ManagedProcess:
+        config = run_dir.write_config(plan.name, plan.config)
+        return ManagedProcess(
+            name=plan.name,
+            command=(*plan.command, "--config", str(config)),
+            env={**self._environ, **plan.env},
+            log_path=run_dir.new_log(plan.name),
+            stop_timeout_s=self._plan.spec.timeouts.drain_s + self._plan.spec.timeouts.kill_s,
+        )
+
+    async def _keep_running(self, name: str) -> None:
+        """Start the process again whenever it ends; raises LaunchFailed when that makes no sense any more."""
+        process = self._processes[name]
+        policy = RestartPolicy(self._plan.spec.restart, asyncio.get_running_loop().time)
+        while True:
+            process.start(self._liveness_read)
+            exit_code = await process.wait()
+            self._up.discard(name)
+            if exit_code == EXIT_CONFIG and name not in self._once_up:
+                raise LaunchFailed(_with_tail(f"{name} refuses its configuration:", process), EXIT_CONFIG)
+            delay_s = policy.note_crash()
+            ended = f"{name} ended ({_describe_exit(exit_code)})"
+            if delay_s is None:
+                times = f"{policy.num_recent_crashes} times within {self._plan.spec.restart.window_s:.0f} s"
+                raise LaunchFailed(_with_tail(f"{ended}, {times}: giving up. Its last lines:", process))
+            self._console.say(f"  {ended}; starting it again in {delay_s:.1f} s. Its log: {process.log_path}")
+            await asyncio.sleep(delay_s)
+
+    async def _watch(self) -> None:
+        """Notice which processes can serve, say when the whole is ready, and fail when it takes too long."""
+        limit_s, is_ready = self._plan.spec.timeouts.start_s, False
+        started_at = asyncio.get_running_loop().time()
+        # Proxy settings of the environment are for the outside world, not for these loopback checks.
+        async with httpx.AsyncClient(trust_env=False, timeout=HEALTH_TIMEOUT_S) as client:
+            while True:
+                await asyncio.gather(*(self._check(client, plan) for plan in self._plan.processes))
+                self._mirror_logs()
+                if not is_ready:
+                    is_ready = await _answers_ok(client, f"{self._plan.router_url}/ready")
+                    self._show_start(is_ready)
+                    if not is_ready and asyncio.get_running_loop().time() - started_at > limit_s:
+                        raise self._start_took_too_long()
+                await asyncio.sleep(POLL_READY_S if is_ready else POLL_START_S)
+
+    async def _check(self, client: httpx.AsyncClient, plan: ProcessPlan) -> None:
+        name = plan.name
+        if name in self._up or not self._processes[name].is_running:
+            return
+        if await _answers_ok(client, plan.health_url) and self._processes[name].is_running:
+            self._up.add(name)
+            self._once_up.add(name)
+            self._console.say(f"  {name} is up ({self._console.elapsed_s:.1f} s)")
+
+    def _show_start(self, is_ready: bool) -> None:
+        if is_ready:
+            self._console.say(greeting(self._plan, self._console.elapsed_s))
+        else:
+            self._console.progress(sorted(self._up), [name for name in self._processes if name not in self._up])
+
+    def _start_took_too_long(self) -> LaunchFailed:
+        missing = [process for name, process in self._processes.items() if name not in self._up]
+        message = f"Not ready within timeouts.start_s = {self._plan.spec.timeouts.start_s:.0f} s."
+        if not missing:
+            message += " Every process is up, but the router has no usable pair of workers."
+            missing = [self._processes[self._plan.processes[0].name]]
+        return LaunchFailed("\n".join([message, *(_with_tail(f"{p.name}, last lines:", p) for p in missing)]))
+
+    def _mirror_logs(self) -> None:
+        if self._is_verbose:
+            for name, process in self._processes.items():
+                for line in process.take_new_log_lines():
+                    self._console.say(f"[{name}] {line}")
+
+    async def _stop_all(self) -> None:
+        """The router first, so that it drains while workers still serve; then all workers at once."""
+        running = [process for process in self._processes.values() if process.is_running]
+        if running:
+            self._console.say(f"Stopping {', '.join(p.name for p in running)} (again: kill at once)")
+        router_name = self._plan.processes[0].name
+        await self._processes[router_name].stop()
+        await asyncio.gather(*(process.stop() for name, process in self._processes.items() if name != router_name))
+        self._mirror_logs()
+
+
+async def _answers_ok(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        response = await client.get(url)
+    except httpx.TransportError:
+        return False  # not there yet: an expected answer while it starts
+    return response.status_code == httpx.codes.OK
+
+
+def _with_tail(headline: str, process: ManagedProcess) -> str:
+    tail = [f"    {line}" for line in process.log_tail(NUM_TAIL_LINES)] or ["    (it wrote nothing)"]
+    return "\n".join([headline, *tail, f"  whole log: {process.log_path}"])
+
+
+def _describe_exit(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"its supervisor was killed by {signal.Signals(-exit_code).name}"
+    if exit_code > 128 and exit_code - 128 in set(signal.Signals):
+        return f"killed by {signal.Signals(exit_code - 128).name}"
+    return f"exit code {exit_code}"

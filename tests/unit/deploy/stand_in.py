@@ -1,0 +1,61 @@
+"""A small process in a worker's or router's place: serves /health and /ready from its configuration, misbehaves on demand.
+
+Usage: stand_in.py BEHAVIOUR... --config FILE
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+# Two generations below: one in the same session, one that left it and lost its parent.
+STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
+ORPHAN_MAKER = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], start_new_session=True)"
+
+
+class Handler(BaseHTTPRequestHandler):
+    not_ready = False
+
+    def do_GET(self) -> None:
+        status = 503 if self.path == "/ready" and self.not_ready else 200
+        self.send_response(status)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Stay quiet: the log file is for what tests look for."""
+
+
+def main(arguments: list[str]) -> None:
+    behaviours, config_path = arguments[:-2], Path(arguments[-1])
+    config = json.loads(config_path.read_text())
+    print("token is in the environment:", bool(os.environ.get("TANDEM_CLUSTER_TOKEN")))
+    if "refuse-config" in behaviours:
+        sys.exit(_fail(2, "max_model_len: 9 is too short"))
+    if "crash" in behaviours:
+        sys.exit(_fail(3, "the engine fell over"))
+    first_start = not (marker := config_path.with_suffix(".started")).exists()
+    marker.touch()
+    if "crash-once" in behaviours and first_start:
+        sys.exit(_fail(4, "fell over once"))
+    if "stubborn" in behaviours:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if "family" in behaviours:
+        subprocess.Popen([sys.executable, "-c", STUBBORN])
+        subprocess.run([sys.executable, "-c", ORPHAN_MAKER], check=True)
+    Handler.not_ready = "never-ready" in behaviours
+    HTTPServer((config["host"], config["port"]), Handler).serve_forever()
+
+
+def _fail(exit_code: int, message: str) -> int:
+    print(message, file=sys.stderr)
+    return exit_code
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

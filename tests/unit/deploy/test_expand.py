@@ -1,0 +1,80 @@
+"""A spec expands into processes with addresses that fit together."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.expand import DeploymentPlan, expand
+from deploy.spec import DeploymentSpec
+from deploy.spec_file import SpecError
+from wire.worker_config import WorkerConfig
+
+
+def plan(environ: dict[str, str] | None = None, **sections: Any) -> DeploymentPlan:
+    base = {"name": "small", "model": "nano", "served_model_name": "m", "router": {"port": "auto"}}
+    return expand(DeploymentSpec.model_validate({**base, **sections}), environ or {}, random.Random(7))
+
+
+def test_the_router_comes_first_and_each_replica_is_a_process() -> None:
+    names = [process.name for process in plan(prefill={"replicas": 2}).processes]
+    assert names == ["router", "prefill-0", "prefill-1", "decode-0"]
+
+
+def test_no_port_is_given_out_twice() -> None:
+    made = plan(prefill={"replicas": 4}, decode={"replicas": 4})
+    ports = [port for process in made.processes for _, port in process.listens]
+    assert len(ports) == 1 + 2 * 8 == len(set(ports))
+
+
+def test_fixed_ports_count_up_from_their_base() -> None:
+    made = plan(decode={"replicas": 2, "port": 9100, "kv_port": 9200})
+    assert [p.listens for p in made.processes[2:]] == [
+        (("127.0.0.1", 9100), ("127.0.0.1", 9200)),
+        (("127.0.0.1", 9101), ("127.0.0.1", 9201)),
+    ]
+
+
+def test_each_worker_gets_a_configuration_that_the_worker_accepts() -> None:
+    made = plan(kv_transfer={"lease_s": 7}, timeouts={"drain_s": 3}, decode={"engine": {"max_num_seqs": 2}})
+    prefill, decode = (WorkerConfig.model_validate(process.config) for process in made.processes[1:])
+    assert prefill.router_url == decode.router_url == made.router_url
+    assert prefill.url == made.processes[1].url
+    assert (prefill.kv_transfer.lease_s, prefill.drain_timeout_s) == (7, 3)
+    assert (prefill.max_num_seqs, decode.max_num_seqs) == (16, 2)
+
+
+def test_the_router_gets_its_address_and_the_settings_passed_through() -> None:
+    router = plan(router={"port": 8123, "settings": {"max_body_bytes": 1000}}).processes[0]
+    assert router.config == {"host": "127.0.0.1", "port": 8123, "max_body_bytes": 1000}
+
+
+def test_cpu_engines_run_unbound_with_their_own_thread_count_and_offline() -> None:
+    env = plan(prefill={"engine": {"num_threads": 3}}).processes[1].env
+    assert (env["OMP_NUM_THREADS"], env["VLLM_CPU_OMP_THREADS_BIND"], env["HF_HUB_OFFLINE"]) == ("3", "nobind", "1")
+
+
+def test_a_group_adds_to_the_environment_of_its_workers_only() -> None:
+    made = plan(prefill={"env": {"UCX_TLS": "tcp"}})
+    assert ["UCX_TLS" in process.env for process in made.processes] == [False, True, False]
+
+
+def test_gpus_are_given_out_in_order_and_never_twice() -> None:
+    made = plan(engine={"device": "cuda"}, prefill={"replicas": 2, "parallelism": {"tp_size": 2}})
+    assert [p.env.get("CUDA_VISIBLE_DEVICES") for p in made.processes] == [None, "0,1", "2,3", "4"]
+
+
+def test_only_gpus_that_the_environment_lists_are_used() -> None:
+    made = plan({"CUDA_VISIBLE_DEVICES": "5,GPU-abc"}, engine={"device": "cuda"})
+    assert [p.env.get("CUDA_VISIBLE_DEVICES") for p in made.processes[1:]] == ["5", "GPU-abc"]
+
+
+def test_too_few_gpus_stop_the_start() -> None:
+    with pytest.raises(SpecError, match="need more GPUs"):
+        plan({"CUDA_VISIBLE_DEVICES": "0"}, engine={"device": "cuda"})
+
+
+def test_paths_in_configurations_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert plan().processes[1].config["model"] == str(tmp_path / "build" / "nano")
