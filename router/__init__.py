@@ -1,1 +1,1 @@
-"""The OpenAI-compatible front door: sends each request to a prefill worker, then to a decode worker. No torch, no vLLM."""
+"""The OpenAI-compatible front door: sends each request to a prefill worker, then to a decode worker."""

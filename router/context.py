@@ -1,0 +1,105 @@
+"""The one record of a request that every step of the pipeline reads and fills."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from router.body import ClientBody
+from router.workers import Worker
+
+
+class Endpoint(StrEnum):
+    """A generating endpoint; the value is its label in metrics and logs."""
+
+    CHAT = "chat_completions"
+    COMPLETIONS = "completions"
+
+    @property
+    def url_path(self) -> str:
+        """The same on the router and on the workers."""
+        return "/v1/chat/completions" if self is Endpoint.CHAT else "/v1/completions"
+
+
+class Route(StrEnum):
+    """Which workers serve the request."""
+
+    PREFILL_DECODE = "prefill_decode"
+    DECODE_ONLY = "decode_only"
+
+
+class Stage(StrEnum):
+    """How far a request has come; also where an error or a disconnect is counted."""
+
+    ADMIT = "admit"
+    SELECT = "select"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    RELAY = "relay"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What the router has learnt from a valid body."""
+
+    model: str | None
+    """None: the client named none."""
+    is_stream: bool
+    num_choices: int
+    route: Route
+    reason: str
+    """Why this route, from a fixed set of labels."""
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """State of one request, owned by its one task.
+
+    Filled by the endpoint: ``request_id``, ``endpoint``, ``start_s``, ``raw``.
+    Filled by admit: ``body``, ``plan``.
+    Filled by select: ``prefill``, and ``decode`` on the decode-only route.
+    Filled by prefill: ``handoff_id`` (new each attempt), ``handoff_json``, ``num_blocks``.
+    Filled by decode: ``decode``, ``status``.
+    Filled by relay: ``first_byte_s``, ``is_response_started``.
+    Every step sets ``stage`` and adds its seconds to ``step_s``.
+    """
+
+    request_id: str
+    endpoint: Endpoint
+    start_s: float
+    """Monotonic, like every time here."""
+    raw: bytes = b""
+
+    body: ClientBody | None = None
+    plan: Plan | None = None
+
+    prefill: Worker | None = None
+    decode: Worker | None = None
+
+    handoff_id: str | None = None
+    handoff_json: str | None = None
+    num_blocks: int = 0
+
+    status: int = 0
+    """Status sent or about to be sent to the client; 499: it left first."""
+    first_byte_s: float | None = None
+    is_response_started: bool = False
+
+    stage: Stage = Stage.ADMIT
+    step_s: dict[Stage, float] = field(default_factory=dict)
+    tried: dict[Stage, list[str]] = field(default_factory=dict)
+    """Worker ids whose leg failed in an earlier attempt, by leg."""
+
+    @property
+    def num_prompt_bytes(self) -> int:
+        """The router doesn't tokenise; bytes of the body stand for the work of a prompt."""
+        return len(self.raw)
+
+    def checked_body(self) -> ClientBody:
+        """The body, in steps that run after admit."""
+        assert self.body is not None
+        return self.body
+
+    def checked_plan(self) -> Plan:
+        """The plan, in steps that run after admit."""
+        assert self.plan is not None
+        return self.plan

@@ -1,0 +1,58 @@
+"""Control routes: workers register here and say how they are."""
+
+import logging
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request, Response
+
+from router.auth import ClusterAuth
+from router.workers import Worker, WorkerRegistry
+from wire.worker import HeartbeatReply, WorkerHeartbeat
+
+logger = logging.getLogger(__name__)
+
+
+def control_router(*, registry: WorkerRegistry, auth: ClusterAuth) -> APIRouter:
+    """Routes under ``/internal``; each needs the cluster token."""
+
+    async def check_token(request: Request) -> None:
+        auth.check(request.headers)
+
+    routes = APIRouter(prefix="/internal", tags=["control"], dependencies=[Depends(check_token)])
+
+    @routes.post("/workers")
+    async def heartbeat(beat: WorkerHeartbeat) -> HeartbeatReply:
+        """Register a worker, or tell how it is."""
+        before = {worker.worker_id: worker.generation for worker in registry.workers()}
+        worker = registry.heartbeat(beat)
+        if before.get(worker.worker_id) != worker.generation:
+            logger.info("worker %s registered as %s at %s", worker.worker_id, worker.role, worker.url)
+        return HeartbeatReply(ttl_s=registry.ttl_s)
+
+    @routes.get("/workers")
+    async def list_workers() -> dict[str, Any]:
+        """Every known worker: registration, status, and what this router has in flight on it."""
+        return {"workers": [_describe(worker) for worker in registry.workers()]}
+
+    @routes.delete("/workers/{worker_id}", status_code=204)
+    async def remove(worker_id: str) -> Response:
+        """Forget a worker that is about to stop."""
+        registry.remove(worker_id)
+        return Response(status_code=204)
+
+    return routes
+
+
+def _describe(worker: Worker) -> dict[str, Any]:
+    registration = worker.registration
+    return {
+        "worker_id": worker.worker_id,
+        "role": worker.role.value,
+        "url": worker.url,
+        "model": worker.model,
+        "is_static": worker.is_static,
+        "is_suspect": worker.is_suspect,
+        "num_in_flight": worker.num_in_flight,
+        "registration": None if registration is None else registration.model_dump(mode="json"),
+        "status": worker.status.model_dump(mode="json"),
+    }

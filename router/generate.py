@@ -1,0 +1,184 @@
+"""The generating endpoints as raw ASGI: read the body, run the pipeline for as long as the client stays, report."""
+
+import asyncio
+import logging
+import re
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from router.auth import ClientAuth
+from router.context import Endpoint, RequestContext
+from router.legs import WorkerRefused
+from router.metrics import CLIENT_LEFT_STATUS, RouterMetrics
+from router.pipeline import Pipeline
+from router.reply import Reply
+from wire.errors import PayloadTooLarge, ServingError
+
+# Long enough for any tracing scheme; the charset keeps it harmless in headers, logs and engine request ids.
+SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+logger = logging.getLogger(__name__)
+
+
+class ClientLeft(Exception):
+    """The client closed its connection before the answer was complete."""
+
+
+class ActiveRequests:
+    """Counts the requests that have not unwound yet, so that a stopping router can wait for them."""
+
+    def __init__(self) -> None:
+        self._num_active = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def __enter__(self) -> None:
+        self._num_active += 1
+        self._idle.clear()
+
+    def __exit__(self, *_: object) -> None:
+        self._num_active -= 1
+        if self._num_active == 0:
+            self._idle.set()
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Raises: TimeoutError."""
+        async with asyncio.timeout(timeout_s):
+            await self._idle.wait()
+
+
+class GenerateEndpoint:
+    """One generating endpoint.
+
+    Args:
+        new_request_id: for clients that send no usable ``X-Request-Id``.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        pipeline: Pipeline,
+        auth: ClientAuth,
+        metrics: RouterMetrics,
+        active: ActiveRequests,
+        max_body_bytes: int,
+        clock: Callable[[], float],
+        new_request_id: Callable[[], str],
+    ) -> None:
+        self._endpoint, self._pipeline, self._auth = endpoint, pipeline, auth
+        self._metrics, self._active = metrics, active
+        self._max_body_bytes, self._clock, self._new_request_id = max_body_bytes, clock, new_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        ctx = RequestContext(self._request_id(headers), self._endpoint, self._clock())
+        reply = Reply(ctx, send, self._clock)
+        with self._active, self._metrics.counting_in_flight():
+            try:
+                await self._answer(ctx, headers, receive, reply)
+            except (ClientLeft, asyncio.CancelledError) as error:
+                ctx.status = CLIENT_LEFT_STATUS
+                if isinstance(error, asyncio.CancelledError):
+                    raise
+            finally:
+                self._report(ctx)
+
+    async def _answer(self, ctx: RequestContext, headers: Headers, receive: Receive, reply: Reply) -> None:
+        try:
+            self._auth.check(headers)
+            ctx.raw = await self._read_body(headers, receive)
+            await run_while_connected(self._pipeline.run(ctx, reply), receive)
+        except WorkerRefused as refusal:
+            answer = refusal.answer
+            await reply.whole(answer.status, answer.headers, answer.body)
+        except ServingError as error:
+            logger.info("request %s failed in %s: %s", ctx.request_id, error.stage or ctx.stage.value, error.message)
+            await reply.fail(error)
+        except ClientLeft:
+            raise
+        except Exception:
+            # A fault of ours: the client gets an answer, the server's log the traceback.
+            await reply.fail(ServingError("Internal error.", stage=ctx.stage.value))
+            raise
+
+    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
+        declared = headers.get("content-length", "")
+        if declared.isdecimal() and int(declared) > self._max_body_bytes:
+            raise self._too_large()
+        pieces: list[bytes] = []
+        num_bytes = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientLeft
+            pieces.append(message.get("body", b""))
+            num_bytes += len(pieces[-1])
+            if num_bytes > self._max_body_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return b"".join(pieces)
+
+    def _too_large(self) -> PayloadTooLarge:
+        return PayloadTooLarge(f"The request body is longer than {self._max_body_bytes} bytes.")
+
+    def _request_id(self, headers: Headers) -> str:
+        given = headers.get("x-request-id", "")
+        return given if SANE_REQUEST_ID.fullmatch(given) else self._new_request_id()
+
+    def _report(self, ctx: RequestContext) -> None:
+        end_s = self._clock()
+        self._metrics.observe_request(ctx, end_s)
+        logger.info(
+            "request %s %s %d path=%s stage=%s prefill=%s decode=%s blocks=%d %s ttft=%s total=%.4f",
+            ctx.request_id,
+            ctx.endpoint.value,
+            ctx.status,
+            ctx.plan.route.value if ctx.plan is not None else "none",
+            ctx.stage.value,
+            ctx.prefill.worker_id if ctx.prefill is not None else "-",
+            ctx.decode.worker_id if ctx.decode is not None else "-",
+            ctx.num_blocks,
+            " ".join(f"{stage.value}={seconds:.4f}" for stage, seconds in ctx.step_s.items()),
+            "-" if ctx.first_byte_s is None else f"{ctx.first_byte_s - ctx.start_s:.4f}",
+            end_s - ctx.start_s,
+        )
+
+
+async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+    """Run ``work``; if the client leaves first, cancel it and wait until it has unwound.
+
+    The request's body must have been read.
+
+    Raises:
+        ClientLeft, or what ``work`` raises.
+    """
+    task = asyncio.create_task(work)
+    watcher = asyncio.create_task(_wait_for_disconnect(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeft
+        task.result()
+    finally:
+        await _cancel(task)
+        await _cancel(watcher)
+
+
+async def _wait_for_disconnect(receive: Receive) -> None:
+    message: Message = {"type": "http.request"}
+    while message["type"] != "http.disconnect":
+        message = await receive()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    """Ends the task; an error while it unwinds is logged, since nobody else will see it."""
+    if task.done():
+        return
+    task.cancel()
+    await asyncio.wait((task,))
+    if not task.cancelled() and (error := task.exception()) is not None:
+        logger.warning("%s while unwinding a request", type(error).__name__)

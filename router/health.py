@@ -1,0 +1,78 @@
+"""Probes static workers, which send no heartbeats: can they serve, and under which model name."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+from pydantic import BaseModel, Field, ValidationError
+
+from router.worker_client import WorkerClient
+from router.workers import Worker, WorkerRegistry
+from wire.errors import ServingError
+
+logger = logging.getLogger(__name__)
+
+
+class _ModelCard(BaseModel):
+    id: str = Field(min_length=1)
+    max_model_len: int | None = None
+
+
+class _ModelList(BaseModel):
+    data: list[_ModelCard] = Field(min_length=1)
+
+
+class HealthProber:
+    """Probes each static worker every ``interval_s``; a probe may take as long as the interval.
+
+    Args:
+        sleep: waits between probes; injected so that tests need not wait.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: WorkerRegistry,
+        client: WorkerClient,
+        headers: Mapping[str, str],
+        interval_s: float,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._registry, self._client, self._headers = registry, client, headers
+        self._interval_s, self._sleep = interval_s, sleep
+
+    async def run(self, workers: Sequence[Worker]) -> None:
+        """Probe until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for worker in workers:
+                group.create_task(self._run_one(worker))
+
+    async def _run_one(self, worker: Worker) -> None:
+        while True:
+            await self.probe(worker)
+            await self._sleep(self._interval_s)
+
+    async def probe(self, worker: Worker) -> None:
+        """One probe; its outcome goes to the registry."""
+        was_usable = worker.is_usable
+        card = await self._ask(worker)
+        self._registry.observe_static(
+            worker,
+            model=None if card is None else card.id,
+            max_model_len=None if card is None else card.max_model_len,
+        )
+        if worker.is_usable != was_usable:
+            logger.info("worker %s is %s", worker.worker_id, "ready" if worker.is_usable else "not ready")
+
+    async def _ask(self, worker: Worker) -> _ModelCard | None:
+        try:
+            health = await self._client.get(worker.url + "/health", self._headers, timeout_s=self._interval_s)
+            if health.status != 200:
+                return None
+            models = await self._client.get(worker.url + "/v1/models", self._headers, timeout_s=self._interval_s)
+            return _ModelList.model_validate_json(models.body).data[0] if models.status == 200 else None
+        except ServingError:
+            return None
+        except ValidationError:
+            logger.warning("worker %s answers /v1/models with something else", worker.worker_id)
+            return None

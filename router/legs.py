@@ -1,0 +1,115 @@
+"""The two exchanges with workers, and what each status of theirs means for the client.
+
+2xx                 go on
+401, 403, 3xx       the deployment's fault, not the client's: WorkerFailed
+other 4xx           the client's own error, passed on as it is: WorkerRefused
+503                 the worker takes nothing now: WorkerUnavailable
+other 5xx           WorkerFailed
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pydantic import SecretStr, ValidationError
+
+from router.body import extract_handoff_json
+from router.config import RouterConfig
+from router.context import RequestContext, Stage
+from router.relay import read_whole
+from router.worker_client import WorkerAnswer, WorkerClient, WorkerStream
+from router.workers import Worker
+from wire.errors import UpstreamError
+from wire.handoff import WIRE_VERSION, HandoffRequest, KVHandoff
+
+
+class WorkerFailed(UpstreamError):
+    """The worker answered that it failed. Its own words stay inside: they may quote the prompt."""
+
+
+class WorkerUnavailable(WorkerFailed):
+    """The worker takes no request now (draining, or starting)."""
+
+
+class WorkerRefused(Exception):
+    """The worker refused the client's request; ``answer`` is the client's to read."""
+
+    def __init__(self, answer: WorkerAnswer) -> None:
+        super().__init__(f"refused with {answer.status}")
+        self.answer = answer
+
+
+class Legs:
+    """Speaks to workers on behalf of one request at a time; holds no state of it."""
+
+    def __init__(self, *, client: WorkerClient, config: RouterConfig) -> None:
+        self._client, self._config = client, config
+
+    async def prefill(self, ctx: RequestContext, worker: Worker, handoff_id: str) -> KVHandoff:
+        """Have the prompt computed; fills ``ctx.handoff_json`` with the handoff as the worker spelled it.
+
+        Raises:
+            WorkerRefused, WorkerFailed, WorkerUnreachable, WorkerBroken, WorkerTimeout.
+            UpstreamError: the answer holds no handoff, or not the one asked for.
+        """
+        ask = HandoffRequest(handoff_id=handoff_id, num_readers=ctx.checked_plan().num_choices)
+        answer = await self._client.post(
+            worker.url + ctx.endpoint.url_path,
+            ctx.checked_body().prefill_body(ask),
+            self._headers(ctx),
+            timeout_s=self._config.prefill_timeout_s,
+        )
+        if not 200 <= answer.status < 300:
+            raise _judge(answer, worker, Stage.PREFILL)
+        ctx.handoff_json = extract_handoff_json(answer.body)
+        return _check_handoff(ctx.handoff_json, ask)
+
+    @asynccontextmanager
+    async def decode(self, ctx: RequestContext, worker: Worker) -> AsyncIterator[WorkerStream]:
+        """Open decode's good answer; with ``ctx.handoff_json`` it reads that handoff, without it starts afresh.
+
+        Raises: as ``prefill``.
+        """
+        body = ctx.checked_body()
+        async with self._client.stream(
+            worker.url + ctx.endpoint.url_path,
+            body.raw if ctx.handoff_json is None else body.decode_body(ctx.handoff_json),
+            self._headers(ctx),
+            idle_timeout_s=self._config.decode_idle_timeout_s,
+        ) as stream:
+            if not 200 <= stream.status < 300:
+                answer = WorkerAnswer(stream.status, stream.headers, await read_whole(stream))
+                raise _judge(answer, worker, Stage.DECODE)
+            yield stream
+
+    def _headers(self, ctx: RequestContext) -> dict[str, str]:
+        headers = worker_headers(self._config.cluster_token)
+        headers["x-request-id"] = ctx.request_id
+        return headers
+
+
+def worker_headers(cluster_token: SecretStr | None) -> dict[str, str]:
+    """Headers of every request to a worker; the client's own are never among them."""
+    headers = {"content-type": "application/json"}
+    if cluster_token is not None:
+        headers["authorization"] = f"Bearer {cluster_token.get_secret_value()}"
+    return headers
+
+
+def _judge(answer: WorkerAnswer, worker: Worker, stage: Stage) -> WorkerRefused | WorkerFailed:
+    if 400 <= answer.status < 500 and answer.status not in (401, 403):
+        return WorkerRefused(answer)
+    kind = WorkerUnavailable if answer.status == 503 else WorkerFailed
+    return kind(f"The {stage} worker {worker.worker_id} answered with {answer.status}.", stage=stage)
+
+
+def _check_handoff(handoff_json: str, ask: HandoffRequest) -> KVHandoff:
+    try:
+        handoff = KVHandoff.model_validate_json(handoff_json)
+    except ValidationError as error:
+        names = ", ".join(sorted({".".join(map(str, fault["loc"])) for fault in error.errors(include_input=False)}))
+        raise UpstreamError(f"The prefill worker's handoff is malformed: {names}.", stage=Stage.PREFILL) from None
+    if handoff.wire_version != WIRE_VERSION:
+        raise UpstreamError(f"The prefill worker speaks wire version {handoff.wire_version}.", stage=Stage.PREFILL)
+    if (handoff.handoff_id, handoff.num_readers) != (ask.handoff_id, ask.num_readers):
+        raise UpstreamError("The prefill worker answered with another handoff.", stage=Stage.PREFILL)
+    return handoff

@@ -1,0 +1,184 @@
+"""The way of one request: admit, select, prefill, decode, relay, over one context.
+
+A cancellation may land at any await; whatever the way out, a handoff that decode has not read for sure is released.
+"""
+
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator
+from contextlib import AsyncExitStack, contextmanager, nullcontext
+
+from router.body import ClientBody
+from router.context import RequestContext, Route, Stage
+from router.legs import Legs, WorkerFailed, WorkerRefused, WorkerUnavailable
+from router.metrics import RouterMetrics
+from router.relay import relay
+from router.release import Releaser, ReleaseReason
+from router.reply import Reply
+from router.select import Selector
+from router.validate import plan_request
+from router.worker_client import WorkerBroken, WorkerUnreachable
+from router.workers import Worker, WorkerRegistry
+from wire.errors import NotFound, NoWorker, ServingError
+from wire.worker import WorkerRole
+
+RETRIES_PER_LEG = 1
+PREFILL_RETRIES_ON = (WorkerUnreachable, WorkerBroken, WorkerFailed)
+# Not on any 5xx: decode may have spent the whole generation, and a request that fells engines would fell a second one.
+DECODE_RETRIES_ON = (WorkerUnreachable, WorkerBroken, WorkerUnavailable)
+
+
+class Pipeline:
+    """Serves requests with what the registry knows.
+
+    Args:
+        selectors: one for each role.
+        clock: monotonic seconds.
+        new_handoff_id: 32 hexadecimal digits, never the same twice.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: WorkerRegistry,
+        selectors: dict[WorkerRole, Selector],
+        legs: Legs,
+        releaser: Releaser,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+        new_handoff_id: Callable[[], str],
+    ) -> None:
+        self._registry, self._selectors, self._legs = registry, selectors, legs
+        self._releaser, self._metrics = releaser, metrics
+        self._clock, self._new_handoff_id = clock, new_handoff_id
+
+    async def run(self, ctx: RequestContext, reply: Reply) -> None:
+        """Answer the request whole.
+
+        Raises:
+            ServingError: the client must be told; nothing was sent, or a stream that has to end with an error event.
+            WorkerRefused: the worker's 4xx is the answer.
+        """
+        self._admit(ctx)
+        while True:
+            try:
+                await self._attempt(ctx, reply)
+            except ServingError as error:
+                self._note_failure(ctx, error)
+                if not self._may_retry(ctx, error):
+                    raise
+            else:
+                ctx.stage = Stage.DONE
+                return
+
+    async def _attempt(self, ctx: RequestContext, reply: Reply) -> None:
+        self._select(ctx)
+        has_handoff = ctx.checked_plan().route is Route.PREFILL_DECODE
+        with self._handoff(ctx) if has_handoff else nullcontext():
+            if has_handoff:
+                await self._prefill(ctx)
+            await self._decode(ctx, reply)
+
+    def _admit(self, ctx: RequestContext) -> None:
+        with self._step(ctx, Stage.ADMIT):
+            ctx.body = ClientBody.parse(ctx.raw)
+            fields = {key: member.value for key, member in ctx.body.members.items()}
+            ctx.plan = plan_request(ctx.endpoint, fields)
+            self._check_model(ctx.plan.model)
+            self._metrics.count_path(ctx.plan.route, ctx.plan.reason)
+
+    def _check_model(self, model: str | None) -> None:
+        served = self._registry.models()
+        if served and model is not None and model not in served:
+            raise NotFound(f"The model `{model[:128]}` does not exist.", param="model", code="model_not_found")
+
+    def _select(self, ctx: RequestContext) -> None:
+        with self._step(ctx, Stage.SELECT):
+            ctx.prefill = ctx.decode = ctx.handoff_json = None
+            # Decode is looked up first, though picked later: a prefill that nobody can use is not begun.
+            if not self._registry.usable(WorkerRole.DECODE, ctx.checked_plan().model):
+                raise _no_worker(WorkerRole.DECODE)
+            if ctx.checked_plan().route is Route.PREFILL_DECODE:
+                ctx.prefill = self._pick(ctx, WorkerRole.PREFILL, Stage.PREFILL)
+
+    def _pick(self, ctx: RequestContext, role: WorkerRole, leg: Stage) -> Worker:
+        # Without a name, the pair must still serve one and the same model.
+        model = ctx.checked_plan().model or (ctx.prefill.model if ctx.prefill is not None else None)
+        worker = self._selectors[role].select(self._registry.usable(role, model), avoid=ctx.tried.get(leg, ()))
+        if worker is None:
+            raise _no_worker(role)
+        return worker
+
+    async def _prefill(self, ctx: RequestContext) -> None:
+        assert ctx.prefill is not None
+        assert ctx.handoff_id is not None
+        start_s = self._clock()
+        with self._step(ctx, Stage.PREFILL), ctx.prefill.carrying(ctx.num_prompt_bytes):
+            handoff = await self._legs.prefill(ctx, ctx.prefill, ctx.handoff_id)
+            ctx.num_blocks = len(handoff.remote_block_ids)
+        self._metrics.observe_prefill(self._clock() - start_s, ctx.num_blocks)
+
+    async def _decode(self, ctx: RequestContext, reply: Reply) -> None:
+        async with AsyncExitStack() as stack:
+            with self._step(ctx, Stage.DECODE):
+                ctx.decode = self._pick(ctx, WorkerRole.DECODE, Stage.DECODE)
+                stack.enter_context(ctx.decode.carrying(ctx.num_prompt_bytes))
+                stream = await stack.enter_async_context(self._legs.decode(ctx, ctx.decode))
+            with self._step(ctx, Stage.RELAY):
+                await relay(stream, reply)
+
+    @contextmanager
+    def _handoff(self, ctx: RequestContext) -> Iterator[None]:
+        """A fresh handoff id for this attempt, released unless the block ends well."""
+        assert ctx.prefill is not None
+        handoff_id = ctx.handoff_id = self._new_handoff_id()
+        url = ctx.prefill.url
+        try:
+            yield
+        except BaseException as error:
+            is_in_prefill = ctx.stage is Stage.PREFILL
+            # Unreached, or refused as invalid: prefill has nothing to keep.
+            if not (is_in_prefill and isinstance(error, WorkerUnreachable | WorkerRefused)):
+                self._releaser.release(url, handoff_id, _release_reason(ctx, error), look_again=is_in_prefill)
+            raise
+
+    def _note_failure(self, ctx: RequestContext, error: ServingError) -> None:
+        error.request_id, error.stage = ctx.request_id, error.stage or ctx.stage.value
+        worker = ctx.prefill if ctx.stage is Stage.PREFILL else ctx.decode
+        if worker is not None and isinstance(error, WorkerUnreachable):
+            worker.is_suspect = True
+
+    def _may_retry(self, ctx: RequestContext, error: ServingError) -> bool:
+        if ctx.is_response_started:
+            return False
+        leg, curable = (
+            (Stage.PREFILL, PREFILL_RETRIES_ON) if ctx.stage is Stage.PREFILL else (Stage.DECODE, DECODE_RETRIES_ON)
+        )
+        worker = ctx.prefill if leg is Stage.PREFILL else ctx.decode
+        tried = ctx.tried.setdefault(leg, [])
+        if worker is None or not isinstance(error, curable) or len(tried) >= RETRIES_PER_LEG:
+            return False
+        tried.append(worker.worker_id)
+        self._metrics.count_retry(leg.value)
+        return True
+
+    @contextmanager
+    def _step(self, ctx: RequestContext, stage: Stage) -> Iterator[None]:
+        """Marks the stage and adds its seconds, over attempts, however it ends."""
+        ctx.stage = stage
+        start_s = self._clock()
+        try:
+            yield
+        finally:
+            ctx.step_s[stage] = ctx.step_s.get(stage, 0.0) + self._clock() - start_s
+
+
+def _no_worker(role: WorkerRole) -> NoWorker:
+    return NoWorker(f"No {role.value} worker is ready.", code="no_worker")
+
+
+def _release_reason(ctx: RequestContext, error: BaseException) -> ReleaseReason:
+    if isinstance(error, WorkerRefused):
+        return ReleaseReason.DECODE_REFUSED
+    if isinstance(error, CancelledError):
+        return ReleaseReason.ABANDONED
+    return ReleaseReason.PREFILL_FAILED if ctx.stage is Stage.PREFILL else ReleaseReason.DECODE_FAILED

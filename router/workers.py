@@ -1,0 +1,173 @@
+"""The registry: which workers exist, what they said last, and what the router has in flight on each.
+
+A worker comes in by heartbeat (and is forgotten when silent for ``ttl_s``) or by static URL (and stays, probed by
+``router.health``). Only READY, unsuspected workers are given out. Single event loop; nothing here waits.
+"""
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from wire.errors import BadRequest, NotFound
+from wire.handoff import WIRE_VERSION
+from wire.worker import WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
+
+# A fenced process may send a few last heartbeats; more restarts than this within one ttl don't happen.
+NUM_FENCED_GENERATIONS = 16
+STATIC_GENERATION = "static"
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One worker as the router knows it. The registry alone changes identity and state; the pipeline, the counts."""
+
+    worker_id: str
+    generation: str
+    role: WorkerRole
+    url: str
+    model: str | None
+    """Served model name; None: a static worker that has not answered yet."""
+    status: WorkerStatus
+    registration: WorkerRegistration | None = None
+    """None: a static worker, which registers nothing."""
+    max_model_len: int | None = None
+    seen_s: float = 0.0
+    is_suspect: bool = False
+    """The router could not connect; cleared by the next heartbeat or good probe."""
+    num_in_flight: int = 0
+    bytes_in_flight: int = 0
+    """Bytes of request bodies whose leg on this worker has not ended."""
+    picked_at: int = 0
+    """Place in the sequence of picks; 0: never picked."""
+
+    @property
+    def is_static(self) -> bool:
+        return self.registration is None
+
+    @property
+    def is_usable(self) -> bool:
+        """May be given new requests."""
+        return self.status.state is WorkerState.READY and not self.is_suspect
+
+    @contextmanager
+    def carrying(self, num_bytes: int) -> Iterator[None]:
+        """Counts one leg, of ``num_bytes`` of request body, as in flight."""
+        self.num_in_flight += 1
+        self.bytes_in_flight += num_bytes
+        try:
+            yield
+        finally:
+            self.num_in_flight -= 1
+            self.bytes_in_flight -= num_bytes
+
+
+@dataclass(slots=True)
+class WorkerRegistry:
+    """All workers by id.
+
+    Args:
+        ttl_s: seconds without a heartbeat after which a registered worker is forgotten.
+        clock: monotonic seconds.
+    """
+
+    ttl_s: float
+    clock: Callable[[], float]
+    _workers: dict[str, Worker] = field(default_factory=dict)
+    _fenced: dict[str, deque[str]] = field(default_factory=dict)
+
+    def heartbeat(self, beat: WorkerHeartbeat) -> Worker:
+        """Register the worker or refresh it; a new generation replaces the old one at once.
+
+        Raises:
+            BadRequest: another wire version, or a generation that a newer one has replaced.
+        """
+        registration = beat.registration
+        if registration.wire_version != WIRE_VERSION:
+            raise BadRequest(
+                f"Worker {registration.worker_id} speaks wire version {registration.wire_version}, "
+                f"the router {WIRE_VERSION}.",
+                param="registration.wire_version",
+                code="wire_version_mismatch",
+            )
+        if registration.generation in self._fenced.get(registration.worker_id, ()):
+            raise BadRequest(
+                f"Worker {registration.worker_id} has a newer generation.",
+                param="registration.generation",
+                code="generation_replaced",
+            )
+        worker = self._workers.get(registration.worker_id)
+        if worker is None or worker.generation != registration.generation:
+            worker = self._replace(registration, beat.status)
+        worker.registration, worker.status = registration, beat.status
+        worker.url, worker.role, worker.model = registration.url.rstrip("/"), registration.role, registration.model
+        worker.max_model_len = registration.max_model_len
+        worker.seen_s, worker.is_suspect = self.clock(), False
+        return worker
+
+    def add_static(self, role: WorkerRole, url: str) -> Worker:
+        """A worker known by URL alone, STARTING until its first good probe."""
+        worker_id = f"{role.value}-" + re.sub(r"[^A-Za-z0-9.]+", "-", url.split("://", 1)[-1]).strip("-")
+        starting = WorkerStatus(state=WorkerState.STARTING)
+        worker = Worker(worker_id, STATIC_GENERATION, role, url, None, starting, seen_s=self.clock())
+        self._workers[worker_id] = worker
+        return worker
+
+    def observe_static(self, worker: Worker, *, model: str | None, max_model_len: int | None) -> None:
+        """A static worker's probe ended: ``model`` is its served name, or None where it can't serve now."""
+        state = WorkerState.STARTING if model is None else WorkerState.READY
+        worker.status = WorkerStatus(state=state)
+        worker.seen_s = self.clock()
+        if model is not None:
+            worker.model, worker.max_model_len, worker.is_suspect = model, max_model_len, False
+
+    def remove(self, worker_id: str) -> None:
+        """Raises: NotFound: no such worker, or a static one, which configuration alone can take away."""
+        worker = self._workers.get(worker_id)
+        if worker is None or worker.is_static:
+            raise NotFound(f"No registered worker is named {worker_id}.", code="worker_not_found")
+        del self._workers[worker_id]
+
+    def workers(self) -> Sequence[Worker]:
+        """All known workers; those silent for longer than the ttl are forgotten first."""
+        oldest_s = self.clock() - self.ttl_s
+        for worker in [w for w in self._workers.values() if not w.is_static and w.seen_s < oldest_s]:
+            del self._workers[worker.worker_id]
+            self._fenced.pop(worker.worker_id, None)
+        heard_urls = {w.url for w in self._workers.values() if not w.is_static}
+        # A static URL that also registers would otherwise be counted, and picked, twice.
+        return [w for w in self._workers.values() if not (w.is_static and w.url in heard_urls)]
+
+    def usable(self, role: WorkerRole, model: str | None = None) -> list[Worker]:
+        """Workers of a role that may be given a request for ``model`` (None: whichever)."""
+        return [w for w in self.workers() if w.role is role and w.is_usable and (model is None or w.model == model)]
+
+    def models(self) -> dict[str, Worker]:
+        """Served model names, each with one usable worker that serves it."""
+        return {w.model: w for w in self.workers() if w.is_usable and w.model is not None}
+
+    def missing_roles(self) -> list[WorkerRole]:
+        """Roles without a usable worker; with both there but no model in common, both."""
+        served = {role: {w.model for w in self.usable(role)} for role in WorkerRole}
+        missing = [role for role in WorkerRole if not served[role]]
+        if missing or set.intersection(*served.values()):
+            return missing
+        return list(WorkerRole)
+
+    def _replace(self, registration: WorkerRegistration, status: WorkerStatus) -> Worker:
+        old = self._workers.get(registration.worker_id)
+        if old is not None and not old.is_static:
+            fenced = self._fenced.setdefault(registration.worker_id, deque(maxlen=NUM_FENCED_GENERATIONS))
+            fenced.append(old.generation)
+        worker = Worker(
+            registration.worker_id,
+            registration.generation,
+            registration.role,
+            registration.url,
+            registration.model,
+            status,
+            registration,
+        )
+        self._workers[registration.worker_id] = worker
+        return worker
