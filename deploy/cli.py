@@ -16,7 +16,7 @@ from deploy.local import EXIT_CONFIG, EXIT_FAILED, Launcher, LaunchFailed
 from deploy.ports import PortTaken
 from deploy.run_dir import AlreadyRunning
 from deploy.spec_file import DEFAULT_SPEC, SpecError, load_spec
-from deploy.status import fetch_status
+from deploy.status import StatusError, fetch_status
 
 EPILOG = "Exit codes: 0 done or stopped as asked, 1 failed or not ready, 2 can't be used as written (the key is named)."
 DEFAULT_ROUTER_URL = "http://127.0.0.1:8000"
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (SpecError, PortTaken) as error:
         print(f"tandem: {error}", file=sys.stderr)
         return EXIT_CONFIG
-    except (AlreadyRunning, OSError) as error:
+    except (AlreadyRunning, StatusError, OSError) as error:
         print(f"tandem: {error}", file=sys.stderr)
         return EXIT_FAILED
 

@@ -5,13 +5,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from deploy.ports import pick_free_port
-from deploy.spec import DeploymentSpec, EngineSpec, GroupSpec, PortChoice
+from deploy.spec import DeploymentSpec, GroupSpec, PortChoice
 from deploy.spec_file import SpecError
+from vllm_engine.args import vllm_env
 from wire.worker import WorkerRole
 from wire.worker_config import KVTransferConfig, WorkerConfig
 
@@ -25,8 +25,6 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 COMMON_ENV = {"PYTHONUNBUFFERED": "1"}
-# Engines neither fetch from a hub nor report usage: the checkpoint is a local folder.
-ENGINE_ENV = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 GPU_ENV = "CUDA_VISIBLE_DEVICES"
 
 
@@ -99,9 +97,10 @@ def _plan_router(spec: DeploymentSpec, ports: _PortBook, commands: Mapping[str, 
     return ProcessPlan(
         name="router",
         role="router",
-        command=commands["router"],
+        # As flags, since the router's environment variables go before its file.
+        command=(*commands["router"], "--host", host, "--port", str(port)),
         env=COMMON_ENV,
-        config={**spec.router.settings, "host": host, "port": port},
+        config={"shutdown_timeout_s": spec.timeouts.drain_s, **spec.router.settings, "host": host, "port": port},
         url=f"http://{_bracketed(spec.router.dial_host)}:{port}",
         listens=((host, port),),
     )
@@ -138,22 +137,22 @@ def _plan_worker(
         name=config.worker_id,
         role=role,
         command=commands[role],
-        env={**COMMON_ENV, **_engine_env(engine, group, gpus), **group.env},
+        # The worker would set vLLM's variables itself, but yield to what the launcher inherited: the spec rules here.
+        env={**COMMON_ENV, **vllm_env(config), **_gpu_env(config, gpus), **group.env},
         config=config.model_dump(mode="json"),
         url=f"http://{_bracketed(group.host)}:{config.port}",
         listens=((group.host, config.port), (group.host, config.kv_transfer.port)),
     )
 
 
-def _engine_env(engine: EngineSpec, group: GroupSpec, gpus: Iterator[str]) -> dict[str, str]:
-    if engine.device == "cuda":
-        num_gpus = group.parallelism.world_size
-        ids = list(islice(gpus, num_gpus))
-        if len(ids) < num_gpus:
-            raise SpecError(f"the workers need more GPUs than {GPU_ENV} lists")
-        return {**ENGINE_ENV, GPU_ENV: ",".join(ids)}
-    # NIXL pins its thread to one core and OpenMP threads inherit it; bound threads of two engines would share core 0.
-    return {**ENGINE_ENV, "OMP_NUM_THREADS": str(engine.num_threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+def _gpu_env(config: WorkerConfig, gpus: Iterator[str]) -> dict[str, str]:
+    if config.device != "cuda":
+        return {}
+    num_gpus = config.parallelism.world_size
+    ids = list(islice(gpus, num_gpus))
+    if len(ids) < num_gpus:
+        raise SpecError(f"the workers need more GPUs than {GPU_ENV} lists")
+    return {GPU_ENV: ",".join(ids)}
 
 
 def _gpu_ids(environ: Mapping[str, str]) -> Iterator[str]:
@@ -166,8 +165,3 @@ def _gpu_ids(environ: Mapping[str, str]) -> Iterator[str]:
 
 def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
-def config_path(run_dir: Path, process: ProcessPlan) -> Path:
-    """Where the process finds its configuration."""
-    return run_dir / f"{process.name}.json"

@@ -100,11 +100,11 @@ class ManagedProcess:
 
 async def _wait_for_exit(pid: int) -> None:
     loop = asyncio.get_running_loop()
-    ended = loop.create_future()
-    pidfd = os.pidfd_open(pid)
-    loop.add_reader(pidfd, lambda: ended.done() or ended.set_result(None))
+    ended = asyncio.Event()
+    pidfd = os.pidfd_open(pid)  # readable once the process has ended
+    loop.add_reader(pidfd, ended.set)
     try:
-        await ended
+        await ended.wait()
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)

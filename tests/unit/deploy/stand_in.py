@@ -1,6 +1,6 @@
-"""A small process in a worker's or router's place: serves /health and /ready from its configuration, misbehaves on demand.
+"""A small process in a worker's or router's place: answers /health and /ready, and misbehaves on demand.
 
-Usage: stand_in.py BEHAVIOUR... --config FILE
+Usage: stand_in.py BEHAVIOUR,BEHAVIOUR --config FILE
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
-# Two generations below: one in the same session, one that left it and lost its parent.
+# "engine" has the first below it, in its session; "family" also the second, in another session and without a parent.
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.pause()"
 ORPHAN_MAKER = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], start_new_session=True)"
 
@@ -30,7 +30,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main(arguments: list[str]) -> None:
-    behaviours, config_path = arguments[:-2], Path(arguments[-1])
+    behaviours, config_path = arguments[0].split(","), Path(arguments[-1])
     config = json.loads(config_path.read_text())
     print("token is in the environment:", bool(os.environ.get("TANDEM_CLUSTER_TOKEN")))
     if "refuse-config" in behaviours:
@@ -45,8 +45,9 @@ def main(arguments: list[str]) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    if "family" in behaviours:
+    if {"engine", "family"} & set(behaviours):
         subprocess.Popen([sys.executable, "-c", STUBBORN])
+    if "family" in behaviours:
         subprocess.run([sys.executable, "-c", ORPHAN_MAKER], check=True)
     Handler.not_ready = "never-ready" in behaviours
     HTTPServer((config["host"], config["port"]), Handler).serve_forever()

@@ -47,7 +47,8 @@ def test_each_worker_gets_a_configuration_that_the_worker_accepts() -> None:
 
 def test_the_router_gets_its_address_and_the_settings_passed_through() -> None:
     router = plan(router={"port": 8123, "settings": {"max_body_bytes": 1000}}).processes[0]
-    assert router.config == {"host": "127.0.0.1", "port": 8123, "max_body_bytes": 1000}
+    assert router.config == {"host": "127.0.0.1", "port": 8123, "max_body_bytes": 1000, "shutdown_timeout_s": 30}
+    assert router.command[-4:] == ("--host", "127.0.0.1", "--port", "8123")
 
 
 def test_cpu_engines_run_unbound_with_their_own_thread_count_and_offline() -> None:

@@ -49,7 +49,7 @@ def test_a_port_is_a_port_number_or_auto(port: object) -> None:
 
 
 def test_a_group_overrides_only_the_engine_keys_it_writes() -> None:
-    base = EngineSpec(max_num_seqs=4, kv_cache_bytes=1 << 27)
+    base = EngineSpec.model_validate({"max_num_seqs": 4, "kv_cache_bytes": 1 << 27})
     merged = base.overridden_by(EngineSpec.model_validate({"kv_cache_bytes": None}))
     assert (merged.max_num_seqs, merged.kv_cache_bytes) == (4, None)
 

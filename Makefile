@@ -1,0 +1,62 @@
+# tandem: everything starts here. `make` alone lists the targets.
+VENV ?= .venv
+BIN := $(VENV)/bin
+# Passed to every pip call, for example PIP_ARGS="--extra-index-url <PyTorch CPU index>".
+PIP_ARGS ?=
+export PIP_ARGS
+# Deployment that `make serve` starts, port of its router (empty: as in the spec), more options for `tandem up`.
+SPEC ?= deploy/examples/cpu.yaml
+PORT ?=
+UP_ARGS ?=
+# Options for pytest, for example PYTEST_ARGS="tests/unit -x".
+PYTEST_ARGS ?=
+
+IS_SUPPORTED = import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+ifeq ($(origin PYTHON),undefined)
+PYTHON := $(shell for p in python3.11 python3.12 python3; do \
+	$$p -c '$(IS_SUPPORTED)' 2>/dev/null && { echo $$p; break; }; done)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help serve test soak lint format install install-serve python clean distclean
+
+help: ## list the targets
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+serve: install-serve ## install if needed, then run prefill + decode + router on this machine until Ctrl-C
+	@exec $(BIN)/tandem up --spec $(SPEC) $(if $(PORT),--port $(PORT)) $(UP_ARGS)
+
+test: install lint ## install if needed, lint, then all tests but the long ones
+	@exec $(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: install ## the long tests; their log goes to bench/results/soak.log
+	@mkdir -p bench/results
+	@exec bash -o pipefail -c '$(BIN)/python -m pytest -m soak -v $(PYTEST_ARGS) 2>&1 | tee bench/results/soak.log'
+
+lint: install ## style, types and import contracts
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install ## let ruff rewrite what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+install: python ## the virtual environment with all that serving and checking need
+	@$(PYTHON) -I deploy/install.py --venv $(VENV) cpu dev
+
+install-serve: python
+	@$(PYTHON) -I deploy/install.py --venv $(VENV) cpu
+
+python:
+	@$(if $(PYTHON),$(PYTHON),false) -c '$(IS_SUPPORTED)' || { \
+	echo 'Python 3.11 or 3.12 is needed, and $(or $(PYTHON),none of python3.11 python3.12 python3) is not one;' \
+	'name it: make serve PYTHON=/path/to/python3.11' >&2; exit 1; }
+
+clean: ## remove build outputs (the nano checkpoint and run logs too) and caches
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+distclean: clean ## also remove the virtual environment
+	rm -rf $(VENV)

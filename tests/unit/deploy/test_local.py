@@ -1,0 +1,187 @@
+"""The launcher over stand-in processes: it starts, restarts, gives up and stops without leaving anything behind."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.deploy.process_tree import END_LIMIT_S, Watched, read_until, tree_below
+
+LAUNCH = (sys.executable, str(Path(__file__).with_name("launch_stand_ins.py")))
+FAST = ("restart.initial_backoff_s=0.05", "restart.max_backoff_s=0.05", "timeouts.drain_s=0.5", "timeouts.kill_s=0.5")
+Launch = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def launch(tmp_path: Path) -> Iterator[Launch]:
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        *behaviours: str, overrides: tuple[str, ...] = (), env: dict[str, str] | None = None
+    ) -> "subprocess.Popen[str]":
+        options = [f"--set={override}" for override in (*FAST, *overrides)]
+        started.append(
+            subprocess.Popen(
+                [*LAUNCH, str(tmp_path), *behaviours, *options],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env={**os.environ, **(env or {})},
+            )
+        )
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def log_of(tmp_path: Path, name: str) -> str:
+    return (tmp_path / "run" / "cpu" / f"{name}.log").read_text()
+
+
+def wait_all_up(process: "subprocess.Popen[str]") -> list[str]:
+    """Lines up to the one that reports the last of the three processes, whatever their order."""
+    lines: list[str] = []
+    while sum(" is up (" in line for line in lines) < 3:
+        lines += read_until(process, " is up (")
+    return lines
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stop_signal_ends_every_process_and_the_launcher_with_0(launch: Launch, number: signal.Signals) -> None:
+    process = launch("prefill=family", "decode=family")
+    wait_all_up(process)
+    below = tree_below(process.pid)
+    assert len(below) == 3 * 2 + 2 * 2  # supervisor and child of each, and the two grandchildren of each worker
+    with Watched(below) as watched:
+        process.send_signal(number)
+        assert process.wait(END_LIMIT_S) == 0
+        assert watched.survivors() == set()
+
+
+def test_processes_that_ignore_sigterm_are_killed_after_the_limit(launch: Launch) -> None:
+    process = launch("router=stubborn", "prefill=stubborn,family")
+    wait_all_up(process)
+    with Watched(tree_below(process.pid)) as watched:
+        process.terminate()
+        assert process.wait(END_LIMIT_S) == 0
+        assert watched.survivors() == set()
+
+
+def test_a_second_signal_kills_at_once(launch: Launch) -> None:
+    process = launch("router=stubborn", "prefill=stubborn", overrides=("timeouts.drain_s=3000",))
+    wait_all_up(process)
+    process.terminate()
+    read_until(process, "Stopping router")
+    process.terminate()
+    assert process.wait(END_LIMIT_S) == 0
+
+
+def test_nothing_survives_a_launcher_that_is_killed(launch: Launch) -> None:
+    process = launch("router=stubborn", "prefill=stubborn,family", "decode=family")
+    wait_all_up(process)
+    with Watched(tree_below(process.pid)) as watched:
+        process.kill()
+        assert watched.survivors() == set()
+
+
+def test_a_killed_supervisor_takes_its_session_along_and_is_replaced(launch: Launch) -> None:
+    process = launch("prefill=engine")
+    wait_all_up(process)
+    ours = {pid for pid in tree_below(process.pid) if b"prefill-0.json" in _command_line(pid)}
+    supervisor = next(pid for pid in ours if b"child.py" in _command_line(pid))
+    below = tree_below(supervisor)
+    assert len(below) == 2  # the child and its engine process
+    with Watched(below) as watched:
+        os.kill(supervisor, signal.SIGKILL)
+        assert watched.survivors() == set()
+    read_until(process, "prefill-0 ended (its supervisor was killed by SIGKILL)")
+    read_until(process, "prefill-0 is up")
+
+
+def test_a_process_that_ends_is_started_again(launch: Launch, tmp_path: Path) -> None:
+    process = launch("decode=crash-once")
+    lines = wait_all_up(process)
+    assert any("decode-0 ended (exit code 4); starting it again in 0.1 s" in line for line in lines)
+    assert log_of(tmp_path, "decode-0").count("fell over once") == 1
+
+
+def test_a_crash_loop_stops_everything_with_1_and_shows_the_last_log_lines(launch: Launch) -> None:
+    process = launch("prefill=crash", overrides=("restart.max_crashes=2",))
+    output, _ = process.communicate(timeout=END_LIMIT_S)
+    assert process.returncode == 1
+    assert "prefill-0 ended (exit code 3), 3 times within 300 s: giving up" in output
+    assert "    the engine fell over" in output.splitlines()
+
+
+def test_a_refused_configuration_stops_at_once_with_2_and_the_childs_message(launch: Launch) -> None:
+    process = launch("decode=refuse-config")
+    output, _ = process.communicate(timeout=END_LIMIT_S)
+    assert process.returncode == 2
+    assert "decode-0 refuses its configuration:" in output
+    assert "    max_model_len: 9 is too short" in output.splitlines()
+    assert "starting it again" not in output
+
+
+def test_a_start_that_takes_too_long_fails_and_says_what_is_missing(launch: Launch) -> None:
+    process = launch("router=never-ready", overrides=("timeouts.start_s=1.5",))
+    output, _ = process.communicate(timeout=END_LIMIT_S)
+    assert process.returncode == 1
+    assert "Not ready within timeouts.start_s" in output
+
+
+def test_a_minted_token_reaches_every_process_by_environment_and_appears_nowhere(
+    launch: Launch, tmp_path: Path
+) -> None:
+    process = launch(env={"TANDEM_CLUSTER_TOKEN": ""})
+    wait_all_up(process)
+    child = next(pid for pid in tree_below(process.pid) if b"stand_in.py" in _command_line(pid))
+    environment = dict(item.partition(b"=")[::2] for item in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"))
+    token = environment[b"TANDEM_CLUSTER_TOKEN"]
+    assert len(token) >= 32
+    assert not any(token in _command_line(pid) for pid in tree_below(process.pid))
+    process.terminate()
+    output, _ = process.communicate(timeout=END_LIMIT_S)
+    assert token.decode() not in output
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) >= 7
+    assert not any(token in path.read_bytes() for path in files)
+
+
+def test_a_given_token_is_passed_on(launch: Launch) -> None:
+    process = launch(env={"TANDEM_CLUSTER_TOKEN": "given"})
+    wait_all_up(process)
+    child = next(pid for pid in tree_below(process.pid) if b"stand_in.py" in _command_line(pid))
+    assert b"TANDEM_CLUSTER_TOKEN=given" in Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+
+
+def test_a_taken_port_is_named_before_anything_starts(launch: Launch, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        process = launch(overrides=(f"router.port={port}",))
+        output, _ = process.communicate(timeout=END_LIMIT_S)
+    assert process.returncode == 2
+    assert f"router can't start: port {port} on 127.0.0.1 is already in use" in output
+    assert not list((tmp_path / "run" / "cpu").glob("*.log"))
+
+
+def test_a_second_launcher_of_the_same_deployment_is_refused(launch: Launch) -> None:
+    wait_all_up(launch())
+    second = launch()
+    output, _ = second.communicate(timeout=END_LIMIT_S)
+    assert second.returncode == 1
+    assert "a deployment already runs in" in output
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""
