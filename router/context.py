@@ -45,6 +45,8 @@ class Plan:
     """None: the client named none."""
     is_stream: bool
     num_choices: int
+    max_tokens: int | None
+    """The client's limit on output tokens; None: as many as fit."""
     route: Route
     reason: str
     """Why this route, from a fixed set of labels."""

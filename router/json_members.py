@@ -6,6 +6,7 @@ text. Nested JSON is never encoded again: key order, number spelling and escapes
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from json import JSONDecodeError
 from typing import Any, NoReturn
@@ -118,17 +119,16 @@ def _check_depth(text: str, members: dict[str, Member]) -> None:
     # Counting brackets runs at memory speed and clears nearly all bodies; only then are containers walked.
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return
-    level = [member.value for member in members.values()]
-    for _ in range(MAX_DEPTH):
-        level = [child for value in level for child in _children(value)]
-        if not level:
-            return
-    raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
+    depth, level = 1, _containers(member.value for member in members.values())
+    while level:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise BadRequest(f"The body is nested deeper than {MAX_DEPTH} levels.")
+        level = _containers(item for value in level for item in (value.values() if isinstance(value, dict) else value))
 
 
-def _children(value: Any) -> list[Any]:
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return [item for item in items if isinstance(item, dict | list)]
+def _containers(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, dict | list)]
 
 
 def _check_unicode(text: str, members: dict[str, Member]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 
 from router.body import ClientBody
-from router.context import RequestContext, Route, Stage
+from router.context import Plan, RequestContext, Route, Stage
 from router.legs import Legs, WorkerFailed, WorkerRefused, WorkerUnavailable
 from router.metrics import RouterMetrics
 from router.relay import relay
@@ -18,7 +18,7 @@ from router.select import Selector
 from router.validate import plan_request
 from router.worker_client import WorkerBroken, WorkerUnreachable
 from router.workers import Worker, WorkerRegistry
-from wire.errors import NotFound, NoWorker, ServingError
+from wire.errors import BadRequest, NotFound, NoWorker, ServingError
 from wire.worker import WorkerRole
 
 RETRIES_PER_LEG = 1
@@ -83,13 +83,21 @@ class Pipeline:
             ctx.body = ClientBody.parse(ctx.raw)
             fields = {key: member.value for key, member in ctx.body.members.items()}
             ctx.plan = plan_request(ctx.endpoint, fields)
-            self._check_model(ctx.plan.model)
+            self._check_model(ctx.plan)
             self._metrics.count_path(ctx.plan.route, ctx.plan.reason)
 
-    def _check_model(self, model: str | None) -> None:
+    def _check_model(self, plan: Plan) -> None:
         served = self._registry.models()
-        if served and model is not None and model not in served:
-            raise NotFound(f"The model `{model[:128]}` does not exist.", param="model", code="model_not_found")
+        if not served or plan.model is None:
+            return
+        if plan.model not in served:
+            raise NotFound(f"The model `{plan.model[:128]}` does not exist.", param="model", code="model_not_found")
+        limit = served[plan.model].max_model_len
+        if limit is not None and plan.max_tokens is not None and plan.max_tokens > limit:
+            # Decode would refuse it too, but only after the prompt was computed.
+            raise BadRequest(
+                f"max_tokens={plan.max_tokens} is more than this model's context of {limit} tokens.", param="max_tokens"
+            )
 
     def _select(self, ctx: RequestContext) -> None:
         with self._step(ctx, Stage.SELECT):

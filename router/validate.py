@@ -48,6 +48,7 @@ def plan_request(endpoint: Endpoint, fields: Fields) -> Plan:
         model=fields.get("model"),
         is_stream=bool(fields.get("stream")),
         num_choices=fields.get("n") or 1,
+        max_tokens=_max_tokens(endpoint, fields),
         route=route,
         reason=reason,
     )
@@ -89,7 +90,7 @@ def _refuse_transfer_params(fields: Fields) -> None:
     if isinstance(extra, dict):
         for key in TRANSFER_KEYS:
             if key in extra:
-                raise BadRequest(f"`vllm_xargs.{key}` is internal to the service.", param=f"vllm_xargs.{key}")
+                raise BadRequest(f"`vllm_xargs.{key}` is internal to the service.", param="vllm_xargs")
 
 
 def _check_output_shape(fields: Fields) -> None:

@@ -1,0 +1,106 @@
+"""The two legs' bodies are the client's own text, cut and spliced."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.body import KV_TRANSFER_PARAMS, PREFILL_DROPS, ClientBody, extract_handoff_json
+from wire.errors import UpstreamError
+from wire.handoff import HandoffRequest
+
+ASK = HandoffRequest(handoff_id="0" * 32, num_readers=2)
+KEPT_KEYS = (
+    *("model", "messages", "prompt", "tools", "tool_choice", "response_format", "chat_template_kwargs"),
+    *("reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens", "cache_salt", "priority"),
+    *("add_generation_prompt", "continue_final_message", "chat_template", "temperature", "seed", "logit_bias", "é"),
+)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+TEXT = st.text(st.characters(codec="utf-8"), max_size=8)
+VALUES = st.recursive(
+    SCALARS | TEXT, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=8
+)
+KEYS = st.sampled_from([*KEPT_KEYS, *sorted(PREFILL_DROPS - {KV_TRANSFER_PARAMS})]) | TEXT.filter(
+    lambda key: key != KV_TRANSFER_PARAMS
+)
+BODIES = st.dictionaries(KEYS, VALUES, max_size=8)
+INDENTS = st.sampled_from([None, 0, 3])
+AROUND = st.text(alphabet=" \t\r\n", max_size=4)
+
+
+@given(BODIES, INDENTS, AROUND, AROUND)
+def test_the_prefill_body_equals_the_same_edit_on_a_dict(
+    body: dict[str, Any], indent: int | None, before: str, after: str
+) -> None:
+    raw = (before + json.dumps(body, indent=indent, ensure_ascii=False) + after).encode()
+    expected = {key: value for key, value in body.items() if key not in PREFILL_DROPS}
+    expected |= {"max_tokens": 1, "stream": False, KV_TRANSFER_PARAMS: ASK.model_dump()}
+    assert json.loads(ClientBody.parse(raw).prefill_body(ASK)) == expected
+
+
+@given(BODIES, INDENTS, AROUND, AROUND)
+def test_the_decode_body_is_the_clients_bytes_and_one_more_member(
+    body: dict[str, Any], indent: int | None, before: str, after: str
+) -> None:
+    raw = (before + json.dumps(body, indent=indent) + after).encode()
+    decode_body = ClientBody.parse(raw).decode_body('{"x": 1.50}')
+    assert json.loads(decode_body) == body | {KV_TRANSFER_PARAMS: {"x": 1.5}}
+    assert decode_body.startswith(raw.rstrip()[:-1])
+    assert decode_body.endswith(b'"kv_transfer_params":{"x": 1.50}}')
+
+
+@given(BODIES, INDENTS)
+def test_untouched_members_reach_prefill_as_they_were_spelled(body: dict[str, Any], indent: int | None) -> None:
+    client = ClientBody.parse(json.dumps(body, indent=indent).encode())
+    sent = ClientBody.parse(client.prefill_body(ASK))
+    for key, member in client.members.items():
+        if key not in PREFILL_DROPS:
+            there = sent.members[key]
+            assert sent.text[there.start : there.end] == client.text[member.start : member.end]
+
+
+def test_nested_json_keeps_key_order_number_spelling_and_escapes() -> None:
+    tools = '[ {"z":1.0,"a":1e2,"m":-0.0,"big":123456789012345678901234567890,"esc":"\\u00e9\\/","dup":1,"dup":2} ]'
+    raw = f'{{"tools" :{tools}, "prompt":"hi", "max_tokens":5}}'.encode()
+    client = ClientBody.parse(raw)
+    assert tools.encode() in client.prefill_body(ASK)
+    assert tools.encode() in client.decode_body("{}")
+
+
+def test_a_dropped_key_is_dropped_however_it_is_spelled() -> None:
+    sent = json.loads(ClientBody.parse(b'{"prompt":"hi","max_token\\u0073":7,"\\u006e":4}').prefill_body(ASK))
+    assert sent["max_tokens"] == 1
+    assert "n" not in sent
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        *("stream_options", "max_completion_tokens", "min_tokens", "n", "best_of", "use_beam_search", "logprobs"),
+        *("top_logprobs", "prompt_logprobs", "stop", "stop_token_ids", "ignore_eos", "return_token_ids", "echo"),
+        *("structured_outputs", "logprob_token_ids", "repetition_detection"),
+    ],
+)
+def test_a_field_that_could_hurt_the_one_token_leg_is_not_sent_to_prefill(field: str) -> None:
+    client = ClientBody.parse(json.dumps({"prompt": "hi", field: 1}).encode())
+    assert field not in json.loads(client.prefill_body(ASK))
+    assert json.loads(client.decode_body("{}"))[field] == 1
+
+
+@pytest.mark.parametrize("field", KEPT_KEYS)
+def test_a_field_that_shapes_the_prompt_reaches_prefill(field: str) -> None:
+    assert json.loads(ClientBody.parse(json.dumps({field: "x"}).encode()).prefill_body(ASK))[field] == "x"
+
+
+def test_the_handoff_is_taken_from_an_answer_as_it_stands() -> None:
+    handoff = '{ "b": 1.0, "a": [3,1] }'
+    answer = f'{{"id":"x","kv_transfer_params": {handoff} ,"usage":{{}}}}'
+    assert extract_handoff_json(answer.encode()) == handoff
+
+
+@pytest.mark.parametrize("answer", [b"", b"{}", b"[]", b"<html>", b'{"kv_transfer_params":null}', b'{"a":"\xff"}'])
+def test_an_answer_without_a_handoff_is_the_workers_fault(answer: bytes) -> None:
+    with pytest.raises(UpstreamError):
+        extract_handoff_json(answer)
