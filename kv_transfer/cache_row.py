@@ -12,19 +12,29 @@ from kv_transfer.layout import Page, RowLayout
 REQUIRED_LAYOUT = "BLHNC"  # block, layer, head, token, content: blocks outermost
 
 
-def row_of(config: KVCacheConfig) -> RowLayout:
-    """The row that ``config`` describes.
+def row_bytes_of(config: KVCacheConfig) -> int:
+    """Bytes from one block to the next; right on both sides of the connector.
 
     Raises:
-        ValueError: several cache groups, or a layout in which a block is not one dense row.
+        ValueError: several cache groups, or a layout that is not block-outermost.
     """
     if len(config.kv_cache_groups) != 1:
         names = [group.layer_names for group in config.kv_cache_groups]
         raise ValueError(f"a KV row needs all cache layers in one group, vLLM made {len(names)}: {names}")
-    group_spec = config.kv_cache_groups[0].kv_cache_spec
     strides = {tensor.block_stride for tensor in config.kv_cache_tensors}
     if len(strides) != 1:
         raise ValueError(f"block strides {sorted(strides)} differ: the KV-cache layout is not {REQUIRED_LAYOUT}")
+    return int(strides.pop())
+
+
+def row_of(config: KVCacheConfig) -> RowLayout:
+    """The row that ``config`` describes; worker side only, as vLLM gives the scheduler one spec for all layers.
+
+    Raises:
+        ValueError: a block is not one dense row.
+    """
+    block_stride = row_bytes_of(config)
+    group_spec = config.kv_cache_groups[0].kv_cache_spec
     pages = []
     for tensor in config.kv_cache_tensors:
         for i, name in enumerate(tensor.layers):
@@ -32,7 +42,7 @@ def row_of(config: KVCacheConfig) -> RowLayout:
             # vLLM's own mark for "one head, the same on every rank"
             is_sharded = not isinstance(spec, MLAAttentionSpec)
             pages.append(Page(name, tensor.offset + i * tensor.layer_stride, spec.page_size_bytes, is_sharded))
-    return RowLayout.from_pages(pages, strides.pop())
+    return RowLayout.from_pages(pages, block_stride)
 
 
 def block_size_of(config: KVCacheConfig) -> int:

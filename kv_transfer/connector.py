@@ -92,7 +92,7 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
         self.scheduler.update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        return self.scheduler.build_meta()
+        return self.scheduler.build_meta(scheduler_output.total_num_scheduled_tokens)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         self.scheduler.on_worker_output(connector_output)

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from vllm.v1.request import RequestStatus
 
 from kv_transfer import handshake, side_channel
-from kv_transfer.cache_row import block_size_of, row_of
+from kv_transfer.cache_row import block_size_of, row_bytes_of
 from kv_transfer.connector_stats import RowConnectorStats
 from kv_transfer.lease import DropReason, LeaseTable
 from kv_transfer.step import HelloMetadata, Hold, Pull, StepMetadata
@@ -48,7 +48,7 @@ class SchedulerSide:
         self._config = KVTransferConfig.model_validate(transfer.kv_connector_extra_config)
         self._engine_id: str = transfer.engine_id
         self._tp_size: int = vllm_config.parallel_config.tensor_parallel_size
-        self._layout = row_of(kv_cache_config)
+        self._row_bytes = row_bytes_of(kv_cache_config)
         self._block_size = block_size_of(kv_cache_config)
         self._clock, self._wall_clock = clock, wall_clock
         self._leases = LeaseTable(clock)
@@ -71,7 +71,7 @@ class SchedulerSide:
             side_channel.HELLO: lambda _: hellos,
             side_channel.RELEASE: self._on_release,
             side_channel.STATUS: lambda _: json.dumps(
-                {"num_leases": len(self._leases), "row_bytes": self._layout.row_bytes}
+                {"num_leases": len(self._leases), "row_bytes": self._row_bytes}
             ).encode(),
         }
         token = os.environ.get(CLUSTER_TOKEN_ENV, "")
@@ -184,12 +184,13 @@ class SchedulerSide:
             tp_size=self._tp_size,
             lease_expires_unix_s=self._wall_clock() + self._config.lease_s,
         )
-        return True, handoff.model_dump()
+        return True, handoff.model_dump(exclude_none=True)
 
     # Each step
 
-    def build_meta(self) -> StepMetadata:
+    def build_meta(self, num_scheduled_tokens: int) -> StepMetadata:
         """What the workers do with this step; also hands out leases that are released or have run out."""
+        self._meta.is_idle = num_scheduled_tokens == 0
         for request_id, reason in self._leases.take_due():
             self._stats.count("leases_released" if reason is DropReason.RELEASED else "leases_expired")
             if reason is DropReason.EXPIRED:

@@ -32,12 +32,19 @@ logger = logging.getLogger("vllm.tandem.kv_transfer")
 EARLY_NOTES_LIMIT = 4096
 
 
+# An engine that only waits for readers polls in a busy loop. The pause between two polls grows with the age of the
+# youngest hold, to a limit that a new request would not notice.
+IDLE_PAUSE_PER_AGE = 0.05
+MAX_IDLE_PAUSE_S = 0.005
+
+
 @dataclass(slots=True)
 class _Held:
     """Prefill: blocks that wait; readers that are done are remembered by name, so that none counts twice."""
 
     hold: Hold
     done: set[str]
+    since_s: float
 
 
 class WorkerSide:
@@ -71,6 +78,7 @@ class WorkerSide:
         self._held: dict[str, _Held] = {}  # handoff id -> blocks
         self._early_notes: dict[str, set[str]] = {}  # a reader's note can arrive before the hold, or after a drop
         self._dropped: set[str] = set()
+        self._is_idle = False
         self._stats = RowConnectorStats()
 
     # Start-up
@@ -111,13 +119,15 @@ class WorkerSide:
     def start(self, meta: StepMetadata) -> None:
         """Take this step's orders; posts what can be posted and waits for nothing."""
         for hold in meta.holds:
-            self._held[hold.handoff_id] = _Held(hold, self._early_notes.pop(hold.handoff_id, set()))
+            self._held[hold.handoff_id] = _Held(hold, self._early_notes.pop(hold.handoff_id, set()), self._clock())
         self._dropped.update(meta.drops)
+        self._is_idle = meta.is_idle
         self._waiting.extend(meta.pulls)
         self._post_waiting()
 
     def results(self) -> KVConnectorTransferResults:
         """What has finished since the last step."""
+        self._pause_when_idle()
         self._post_waiting()
         out = KVConnectorTransferResults()
         self._collect_reads(out)
@@ -242,6 +252,11 @@ class WorkerSide:
         )
 
     # Prefill: holding
+
+    def _pause_when_idle(self) -> None:
+        if self._is_idle and self._held and not (self._waiting or self._reading or self._dropped):
+            age_s = self._clock() - max(held.since_s for held in self._held.values())
+            time.sleep(min(age_s * IDLE_PAUSE_PER_AGE, MAX_IDLE_PAUSE_S))
 
     def _collect_holds(self, out: KVConnectorTransferResults) -> None:
         for note in self._agent.notes():

@@ -38,4 +38,5 @@ class Hold:
 class StepMetadata(KVConnectorMetadata):
     pulls: list[Pull] = field(default_factory=list)
     holds: list[Hold] = field(default_factory=list)
+    is_idle: bool = False  # the step computes nothing: the engine only polls for transfers
     drops: list[str] = field(default_factory=list)  # prefill: request ids whose blocks are given back unread

@@ -83,10 +83,10 @@ def vllm_env(config: WorkerConfig) -> Mapping[str, str]:
     }
     if config.device == "cpu":
         env |= {
+            # Else vLLM puts the one rank into a process of its own, "to set its OMP environment", which is set here.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if config.parallelism.tp_size == 1 else "1",
             # vLLM's default binding puts each engine on core 0, where several engines spin against one another.
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(config.num_threads),
-            # vLLM would take the host's whole memory share for KV otherwise; --kv-cache-memory-bytes rules.
-            "VLLM_CPU_KVCACHE_SPACE": "0" if config.kv_cache_bytes is not None else "4",
         }
     return env

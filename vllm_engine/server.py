@@ -63,7 +63,8 @@ async def _build_app(process: WorkerProcess, args: argparse.Namespace) -> FastAP
     app.include_router(worker_routes(process))  # first, since vLLM has a /health of its own
     app.router.routes.extend(vllm_routes)
     if process.token:
-        app.add_middleware(ClusterAuth, token=process.token)
+        # vLLM has built its middleware already; ours goes around it, so that a stranger reaches nothing of it.
+        app.middleware_stack = ClusterAuth(app.middleware_stack or app.build_middleware_stack(), process.token)
     return app
 
 

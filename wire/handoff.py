@@ -47,6 +47,9 @@ class KVHandoff(BaseModel):
     remote_num_tokens: StrictInt = Field(ge=1, description="tokens whose KV the blocks hold")
     tp_size: StrictInt = Field(ge=1, le=64)
     lease_expires_unix_s: float = Field(gt=0, description="prefill frees the blocks after this wall-clock time")
+    remote_prefill_cached_tokens: StrictInt | None = Field(
+        default=None, ge=0, description="added by prefill's vLLM: its prefix hits, which decode reports as usage"
+    )
 
 
 class ReleaseRequest(BaseModel):
