@@ -1,0 +1,50 @@
+"""Each outside library is spoken to in few named places, so that a change of it stays there."""
+
+from fnmatch import fnmatch
+
+import pytest
+
+from tests.architecture.tree import imported_modules, parse, source_files
+
+# Library -> the files that may import it, at the top or inside a function.
+SPEAKERS = {
+    "nixl": ["kv_transfer/agent.py"],
+    "ray": ["deploy/*"],
+    "prometheus_client": [
+        "*/metrics.py",
+        "kv_transfer/connector_stats.py",
+        "vllm_engine/state.py",  # reads the engine's own counters for the heartbeat
+        "bench/*",
+    ],
+    "vllm": [
+        "vllm_engine/server.py",
+        "vllm_engine/state.py",
+        "vllm_engine/routes.py",
+        "msa_model/*",
+        "kv_transfer/connector*.py",
+        "kv_transfer/cache_row.py",
+        "kv_transfer/step.py",
+    ],
+    "torch": ["msa_model/*", "kv_transfer/*", "bench/*"],
+    "transformers": ["msa_model/*"],
+    "httpx": ["router/worker_client.py", "vllm_engine/*", "deploy/*", "bench/*"],
+    "uvicorn": ["router/__main__.py", "bench/*"],
+    "fastapi": ["router/*", "vllm_engine/*", "bench/*"],
+    "yaml": ["router/config.py", "deploy/spec_file.py", "bench/*"],
+}
+
+
+@pytest.mark.parametrize("library", sorted(SPEAKERS))
+def test_only_its_named_files_import_a_library(library: str) -> None:
+    strangers = [
+        str(path)
+        for path in source_files()
+        if any(name.split(".")[0] == library for name in imported_modules(parse(path)))
+        and not any(fnmatch(str(path), pattern) for pattern in SPEAKERS[library])
+    ]
+    assert strangers == []
+
+
+@pytest.mark.parametrize("library", ["nixl", "vllm", "prometheus_client", "httpx"])
+def test_the_search_finds_the_libraries_that_are_in_use(library: str) -> None:
+    assert any(name.split(".")[0] == library for path in source_files() for name in imported_modules(parse(path)))
