@@ -1,0 +1,132 @@
+"""The attention of one decoder layer: projections, norms, rotary embedding, cache write, sparse attention.
+
+Owns no cache: K, V and index keys go to the model's two pools.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.compilation.breakable_cudagraph import eager_break_during_capture
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm
+from vllm.model_executor.layers.linear import MinimaxM3QKVParallelLinearWithIndexer, RowParallelLinear
+from vllm.model_executor.layers.quantization import QuantizationConfig
+from vllm.model_executor.layers.rotary_embedding import get_rope
+
+from msa_model.cache import IndexPool, KVPool
+from msa_model.config import HEAD_DIM, MSAShape
+from msa_model.pages import LayerPages, key_slot
+
+
+class MSAAttention(nn.Module):
+    """MSA (fact M2) of layer ``layer``: one fused projection to q, k, v, index query and index key."""
+
+    key_slots: torch.Tensor
+    value_slots: torch.Tensor
+    index_slots: torch.Tensor
+
+    def __init__(
+        self,
+        config: Any,
+        layer: int,
+        shape: MSAShape,
+        pools: tuple[KVPool, IndexPool],
+        quant_config: QuantizationConfig | None,
+        prefix: str,
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.pools = pools
+        self.qkv_proj = MinimaxM3QKVParallelLinearWithIndexer(
+            config.hidden_size,
+            HEAD_DIM,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            config.sparse_attention_config["sparse_num_index_heads"],
+            config.sparse_attention_config["sparse_index_dim"],
+            quant_config=quant_config,
+            prefix=f"{prefix}.qkv_proj",
+        )
+        self.o_proj = RowParallelLinear(
+            config.num_attention_heads * HEAD_DIM,
+            config.hidden_size,
+            bias=False,
+            quant_config=quant_config,
+            prefix=f"{prefix}.o_proj",
+        )
+        self.q_norm, self.k_norm, self.index_q_norm, self.index_k_norm = (
+            GemmaRMSNorm(HEAD_DIM, eps=config.rms_norm_eps) for _ in range(4)
+        )
+        self.rotary_emb = get_rope(
+            HEAD_DIM,
+            max_position=config.max_position_embeddings,
+            rope_parameters={
+                "rope_theta": config.rope_theta,
+                "partial_rotary_factor": config.partial_rotary_factor,
+            },
+        )
+        key_slots = [key_slot(layer, head, shape.num_layers) for head in range(shape.num_kv_heads)]
+        # Buffers, so that they follow the model to its device: a list would be copied there at each call.
+        self.register_buffer("key_slots", torch.tensor(key_slots), persistent=False)
+        self.register_buffer("value_slots", torch.tensor(key_slots) + 1, persistent=False)
+        self.register_buffer("index_slots", torch.tensor([layer]), persistent=False)
+
+    def layer_pages(self) -> LayerPages:
+        """This layer's slots in the bound pools."""
+        kv, index = (pool.pages for pool in self.pools)
+        assert kv is not None
+        assert index is not None
+        return LayerPages(
+            kv=kv,
+            index=index,
+            key_slots=self.key_slots,
+            value_slots=self.value_slots,
+            index_slots=self.index_slots,
+        )
+
+    def forward(self, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """``positions`` int [T], ``hidden`` [T, hidden_size] -> [T, hidden_size], summed over ranks."""
+        heads, kv_heads = self.shape.num_heads, self.shape.num_kv_heads
+        qkv, _ = self.qkv_proj(hidden)
+        sizes = [heads * HEAD_DIM, *[kv_heads * HEAD_DIM] * 3, HEAD_DIM]
+        query, key, value, index_query, index_key = qkv.split(sizes, dim=-1)
+        query, key = self.rotary_emb(positions, _per_head(self.q_norm, query), _per_head(self.k_norm, key))
+        index_query, index_key = self.rotary_emb(
+            positions, _per_head(self.index_q_norm, index_query), _per_head(self.index_k_norm, index_key)
+        )
+        out = torch.zeros_like(query)
+        run_attention(self, query, key, value, index_query, index_key, out)
+        return self.o_proj(out)[0]
+
+
+def _per_head(norm: GemmaRMSNorm, x: torch.Tensor) -> torch.Tensor:
+    return norm(x.reshape(-1, HEAD_DIM)).view(x.shape)
+
+
+# Outermost decorator. In a piecewise graph the capture is cut here and this runs eagerly at each replay with that
+# step's metadata, writing into ``out`` alone; in a full graph it is captured.
+@eager_break_during_capture
+def run_attention(
+    layer: MSAAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    index_query: torch.Tensor,
+    index_key: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    """Store this step's keys and values, then attend; all tensors [T, heads * 128], ``out`` is written in place."""
+    metadata_of = get_forward_context().attn_metadata
+    if not isinstance(metadata_of, dict):  # a profiling run, before any cache is bound
+        return
+    kv_pool = layer.pools[0]
+    metadata = metadata_of[kv_pool.layer_name]
+    num_tokens = min(metadata.num_tokens, query.shape[0])
+
+    def by_head(x: torch.Tensor) -> torch.Tensor:
+        return x[:num_tokens].unflatten(-1, (-1, HEAD_DIM))
+
+    pages = layer.layer_pages()
+    pages.write(metadata.slot_mapping[:num_tokens], by_head(key), by_head(value), by_head(index_key))
+    kv_pool.impl.op.forward(metadata, by_head(query), by_head(index_query), pages, by_head(out))

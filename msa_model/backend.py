@@ -1,0 +1,61 @@
+"""How vLLM's cache and attention machinery sees us: two backends, one implementation, no kernels of vLLM's own."""
+
+from typing import ClassVar
+
+import torch
+from vllm.v1.attention.backend import AttentionBackend, AttentionImplBase
+from vllm.v1.kv_cache_interface import KVCacheLayout, KVCacheSpec
+
+from msa_model.attention_torch import SCALE, TorchSparseAttention
+from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
+from msa_model.metadata import MSAMetadata, MSAMetadataBuilder
+
+
+class MSAImpl(AttentionImplBase[MSAMetadata]):  # type: ignore[misc]
+    """The attention implementation in vLLM's sense. A kernel replaces ``op``, nothing else."""
+
+    def __init__(self, shape: MSAShape) -> None:
+        self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
+        self.head_size, self.scale = HEAD_DIM, SCALE
+        self.kv_cache_dtype = "nvfp4"
+        self.op = TorchSparseAttention(shape)
+
+
+class MSABackend(AttentionBackend):  # type: ignore[misc]
+    """Backend of the K/V pool."""
+
+    supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]
+    supported_kv_cache_dtypes: ClassVar[list[str]] = ["auto", "nvfp4"]
+
+    @staticmethod
+    def get_name() -> str:
+        return "MSA"
+
+    @staticmethod
+    def get_impl_cls() -> type[MSAImpl]:
+        return MSAImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[MSAMetadataBuilder]:
+        return MSAMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: KVCacheSpec | None = None) -> list[int]:
+        return [BLOCK_SIZE]
+
+    @classmethod
+    def is_sparse(cls) -> bool:
+        return True
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> tuple[KVCacheLayout, ...]:
+        """Block-outermost first, which makes rows. The other serves an engine that hands nothing over."""
+        return (KVCacheLayout.BLHNC, KVCacheLayout.LBHNC)
+
+
+class MSAIndexBackend(MSABackend):
+    """Backend of the index pool; a name of its own keeps vLLM from merging the two pools' specs."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "MSA_INDEX"

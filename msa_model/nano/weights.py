@@ -1,0 +1,185 @@
+"""Shapes and random weights of the nano model, scaled so that answers are printable and comparisons mean something.
+
+NVFP4 rounding and block selection are discontinuous, so rounding noise of another summation order grows from layer to
+layer. O_PROJ_GAIN bounds it: see ``docs`` of the reference's ``noise_floor`` for the measured figures.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from msa_model.nvfp4 import E2M1_MAX, E4M3_MAX, quantize
+
+NUM_LAYERS = 4
+HIDDEN = 256
+NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 4, 128
+NUM_EXPERTS, TOP_K_EXPERTS = 8, 2
+EXPERT_SIZE, DENSE_SIZE = 128, 512
+TOPK_BLOCKS = 4
+MOE_LAYER_FREQ = [0, 1, 1, 1]
+
+O_PROJ_GAIN = 0.15
+EXPERT_GAIN = 0.3
+# Queries a little longer than keys, so that attention picks rather than averages.
+QUERY_NORM_EXTRA = 0.6
+# Channel 0 of the residual stream is the same for every token and no layer writes to it. The head turns it into a
+# bias that keeps special tokens and unprintable bytes out of any answer, sampled ones too.
+BIAS_CHANNEL, BIAS_INPUT, UNPRINTABLE_BIAS = 0, 4.0, -4.0
+HEAD_STD, LETTER_HEAD_STD = 0.15, 0.08
+
+
+def model_config(dtype: str, vocab_size: int) -> dict[str, Any]:
+    """config.json: upstream's M3 keys, and ModelOpt's quantization_config."""
+    return {
+        "architectures": ["MiniMaxM31FlashForCausalLM"],
+        "model_type": "minimax_m31_flash",
+        "dtype": dtype,
+        "vocab_size": vocab_size,
+        "hidden_size": HIDDEN,
+        "intermediate_size": EXPERT_SIZE,
+        "dense_intermediate_size": DENSE_SIZE,
+        "shared_intermediate_size": EXPERT_SIZE,
+        "num_hidden_layers": NUM_LAYERS,
+        "num_attention_heads": NUM_HEADS,
+        "num_key_value_heads": NUM_KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 8192,
+        "rotary_dim": 64,
+        "partial_rotary_factor": 0.5,
+        "rope_theta": 5_000_000,
+        "num_local_experts": NUM_EXPERTS,
+        "num_experts_per_tok": TOP_K_EXPERTS,
+        "n_shared_experts": 1,
+        "moe_layer_freq": MOE_LAYER_FREQ,
+        "num_mtp_modules": 0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "sparse_attention_config": {
+            "use_sparse_attention": True,
+            "sparse_index_dim": HEAD_DIM,
+            "sparse_num_index_heads": NUM_KV_HEADS,
+            "sparse_topk_blocks": TOPK_BLOCKS,
+            "sparse_block_size": 128,
+            "sparse_score_type": "max",
+            "sparse_init_block": 0,
+            "sparse_local_block": 1,
+            "sparse_attention_freq": [1] * NUM_LAYERS,
+            "sparse_disable_index_value": [1] * NUM_LAYERS,
+        },
+        "quantization_config": {
+            "quant_method": "modelopt",
+            "quant_algo": "NVFP4",
+            "group_size": 16,
+            "kv_cache_scheme": None,
+            "ignore": ["lm_head", "*self_attn*", "*.mlp.*", "*shared_experts*", "*block_sparse_moe.gate"],
+            "producer": {"name": "modelopt"},
+        },
+    }
+
+
+class _Maker:
+    """Draws tensors from one seeded stream, in a fixed order, under their checkpoint names."""
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        self.generator = torch.Generator().manual_seed(seed)
+        self.dtype = dtype
+        self.tensors: dict[str, torch.Tensor] = {}
+
+    def normal(self, *shape: int, std: float) -> torch.Tensor:
+        return torch.randn(*shape, generator=self.generator) * std
+
+    def put(self, name: str, value: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        self.tensors[name] = value.to(dtype or self.dtype).contiguous()
+
+    def norm(self, name: str, size: int, extra: float = 0.0) -> None:
+        self.put(f"{name}.weight", self.normal(size, std=0.1) + extra)
+
+    def linear(self, name: str, outputs: int, inputs: int, gain: float = 1.0, *, writes_residual: bool = False) -> None:
+        self.put(f"{name}.weight", self._matrix(outputs, inputs, gain, writes_residual))
+
+    def _matrix(self, outputs: int, inputs: int, gain: float, writes_residual: bool) -> torch.Tensor:
+        weight = self.normal(outputs, inputs, std=gain * inputs**-0.5)
+        if writes_residual:
+            weight[BIAS_CHANNEL] = 0.0
+        return weight
+
+    def expert(self, name: str) -> None:
+        """w1 (gate), w3 (up) and w2 (down) as ModelOpt writes them: w1 and w3 share their scale per tensor."""
+        gate = self._matrix(EXPERT_SIZE, HIDDEN, 1.0, False)
+        up = self._matrix(EXPERT_SIZE, HIDDEN, 1.0, False)
+        down = self._matrix(HIDDEN, EXPERT_SIZE, EXPERT_GAIN, True)
+        shared_max = torch.maximum(gate.abs().max(), up.abs().max())
+        for part, weight, largest in (("w1", gate, shared_max), ("w3", up, shared_max), ("w2", down, down.abs().max())):
+            tensor_scale = largest / (E2M1_MAX * E4M3_MAX)
+            data, scale = quantize(weight / tensor_scale)
+            self.put(f"{name}.{part}.weight", data, torch.uint8)
+            self.put(f"{name}.{part}.weight_scale", scale, torch.float8_e4m3fn)
+            self.put(f"{name}.{part}.weight_scale_2", tensor_scale, torch.float32)
+            self.put(f"{name}.{part}.input_scale", torch.tensor(1.0), torch.float32)
+
+
+def make_weights(seed: int, dtype: torch.dtype, texts: list[bytes | None]) -> dict[str, torch.Tensor]:
+    """All tensors of the checkpoint by name.
+
+    ``texts``: the bytes of each token id, None for special tokens. The routed experts are NVFP4, the router and its
+    bias float32, everything else ``dtype``.
+    """
+    make = _Maker(seed, dtype)
+    embedding = make.normal(len(texts), HIDDEN, std=1.0)
+    embedding[:, BIAS_CHANNEL] = BIAS_INPUT
+    make.put("model.embed_tokens.weight", embedding)
+    for layer in range(NUM_LAYERS):
+        prefix = f"model.layers.{layer}"
+        _make_attention(make, f"{prefix}.self_attn")
+        if MOE_LAYER_FREQ[layer]:
+            _make_moe(make, f"{prefix}.block_sparse_moe")
+        else:
+            _make_mlp(make, f"{prefix}.mlp", DENSE_SIZE)
+        make.norm(f"{prefix}.input_layernorm", HIDDEN)
+        make.norm(f"{prefix}.post_attention_layernorm", HIDDEN)
+    make.norm("model.norm", HIDDEN)
+    make.put("lm_head.weight", _make_head(make.normal, texts))
+    return make.tensors
+
+
+def _make_attention(make: _Maker, prefix: str) -> None:
+    heads = {"q": NUM_HEADS, "k": NUM_KV_HEADS, "v": NUM_KV_HEADS, "index_q": NUM_KV_HEADS, "index_k": 1}
+    for name, count in heads.items():
+        make.linear(f"{prefix}.{name}_proj", count * HEAD_DIM, HIDDEN)
+    make.linear(f"{prefix}.o_proj", HIDDEN, NUM_HEADS * HEAD_DIM, O_PROJ_GAIN, writes_residual=True)
+    for name in ("q_norm", "k_norm", "index_q_norm", "index_k_norm"):
+        make.norm(f"{prefix}.{name}", HEAD_DIM, QUERY_NORM_EXTRA if name in ("q_norm", "index_q_norm") else 0.0)
+
+
+def _make_moe(make: _Maker, prefix: str) -> None:
+    make.put(f"{prefix}.gate.weight", make.normal(NUM_EXPERTS, HIDDEN, std=HIDDEN**-0.5), torch.float32)
+    make.put(f"{prefix}.e_score_correction_bias", make.normal(NUM_EXPERTS, std=0.1), torch.float32)
+    for expert in range(NUM_EXPERTS):
+        make.expert(f"{prefix}.experts.{expert}")
+    _make_mlp(make, f"{prefix}.shared_experts", EXPERT_SIZE)
+
+
+def _make_mlp(make: _Maker, prefix: str, size: int) -> None:
+    make.linear(f"{prefix}.gate_proj", size, HIDDEN)
+    make.linear(f"{prefix}.up_proj", size, HIDDEN)
+    make.linear(f"{prefix}.down_proj", HIDDEN, size, writes_residual=True)
+
+
+def _make_head(normal: Callable[..., torch.Tensor], texts: list[bytes | None]) -> torch.Tensor:
+    """Rows of printable tokens random, those of longer ones larger, so that answers are made of words."""
+    head = normal(len(texts), HIDDEN, std=1.0)
+    for row, text in zip(head, texts, strict=True):
+        if is_printable(text):
+            row *= HEAD_STD if len(text or b"") > 1 else LETTER_HEAD_STD
+            row[BIAS_CHANNEL] = 0.0
+        else:
+            row.zero_()
+            row[BIAS_CHANNEL] = UNPRINTABLE_BIAS
+    return head
+
+
+def is_printable(text: bytes | None) -> bool:
+    """Whether a token is plain ASCII that shows on a screen."""
+    return text is not None and all(0x20 <= byte < 0x7F for byte in text)
