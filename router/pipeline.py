@@ -88,15 +88,17 @@ class Pipeline:
 
     def _check_model(self, plan: Plan) -> None:
         served = self._registry.models()
-        if not served or plan.model is None:
+        if not served:
             return
-        if plan.model not in served:
+        if plan.model is not None and plan.model not in served:
             raise NotFound(f"The model `{plan.model[:128]}` does not exist.", param="model", code="model_not_found")
-        limit = served[plan.model].max_model_len
-        if limit is not None and plan.max_tokens is not None and plan.max_tokens > limit:
+        candidates = served.values() if plan.model is None else [served[plan.model]]
+        limits = [worker.max_model_len for worker in candidates]
+        if plan.max_tokens is not None and all(limit is not None and plan.max_tokens > limit for limit in limits):
             # Decode would refuse it too, but only after the prompt was computed.
             raise BadRequest(
-                f"max_tokens={plan.max_tokens} is more than this model's context of {limit} tokens.", param="max_tokens"
+                f"max_tokens={plan.max_tokens} is more than the model's context of {limits[0]} tokens.",
+                param="max_tokens",
             )
 
     def _select(self, ctx: RequestContext) -> None:

@@ -1,0 +1,242 @@
+"""Fake prefill and decode workers: strict about what they are sent, with leases that are counted and faults on demand.
+
+``faults`` is a queue: each request takes the first one, if there is any.
+
+    int              answer with that status and an error body
+    "hang"           say nothing until the client leaves
+    "break"          close the connection without an answer
+    "break_midway"   (decode) close it after the first piece of the body
+    "break_in_event" (decode) close it inside an event
+    "hold_midway"    (decode) wait for ``gate`` after the first piece
+    "no_done"        (decode) end a stream without [DONE]
+    "empty"          200 with an empty body
+    "hold"           wait for ``gate``, then go on
+    "hang_midway"    (decode) fall silent after the first piece
+    "no_handoff"     (prefill) answer without kv_transfer_params
+    "break_granted"  (prefill) grant the lease, then close the connection without an answer
+    dict             (prefill) fields that replace those of the handoff
+"""
+
+import asyncio
+import json
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from wire.handoff import HandoffRequest, KVHandoff, ReleaseRequest
+
+MODEL = "nano"
+# A prefill leg with one of these would fail, stall or cost more on a real engine.
+FORBIDDEN_ON_PREFILL = frozenset(
+    {
+        *("stream_options", "max_completion_tokens", "min_tokens", "n", "best_of", "use_beam_search", "logprobs"),
+        *("top_logprobs", "prompt_logprobs", "stop", "stop_token_ids", "ignore_eos", "echo", "return_token_ids"),
+    }
+)
+Fault = Any
+
+
+@dataclass
+class FakeWorker:
+    """What both roles share: the record of requests, the faults, and noticing that the client left."""
+
+    name: str
+    token: str | None = None
+    faults: deque[Fault] = field(default_factory=deque)
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    bodies: list[bytes] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
+    num_aborted: int = 0
+    is_healthy: bool = True
+
+    @property
+    def requests(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in self.bodies]
+
+    def app(self) -> ASGIApp:
+        paths = ("/v1/chat/completions", "/v1/completions")
+        generating = [Route(path, _Generate(self), methods=["POST"]) for path in paths]
+        app = Starlette(routes=[*generating, *self.routes()])
+
+        async def with_transport(scope: Scope, receive: Receive, send: Send) -> None:
+            # uvicorn's own request cycle: the only way to a connection that closes without any answer.
+            cycle = getattr(send, "__self__", None)
+            await app(scope | {"transport": getattr(cycle, "transport", None)}, receive, send)
+
+        return with_transport
+
+    def routes(self) -> list[Route]:
+        return [Route("/health", self._health), Route("/v1/models", self._models)]
+
+    async def _health(self, _: Request) -> Response:
+        return Response(status_code=200 if self.is_healthy else 503)
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 8192}]})
+
+    async def answer(self, request: Request, body: dict[str, Any], fault: Fault, send: Send) -> None:
+        raise NotImplementedError
+
+
+class _Generate:
+    """The generating endpoint of a fake, as raw ASGI so that it sees its client leave."""
+
+    def __init__(self, worker: FakeWorker) -> None:
+        self._worker = worker
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        worker, request = self._worker, Request(scope, receive)
+        worker.bodies.append(await request.body())
+        worker.headers.append(dict(request.headers))
+        fault = worker.faults.popleft() if worker.faults else None
+        work = asyncio.create_task(self._answer(request, fault, send))
+        left = asyncio.create_task(self._left(receive))
+        await asyncio.wait((work, left), return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            worker.num_aborted += 1
+            work.cancel()
+            await asyncio.wait((work,))
+            return
+        left.cancel()
+        work.result()
+
+    @staticmethod
+    async def _left(receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def _answer(self, request: Request, fault: Fault, send: Send) -> None:
+        worker = self._worker
+        if worker.token is not None and request.headers.get("authorization") != f"Bearer {worker.token}":
+            fault = 401
+        if fault == "hang":
+            await asyncio.Event().wait()
+        if fault == "hold":
+            await worker.gate.wait()
+        if fault == "break":
+            await break_connection(request)
+        if isinstance(fault, int):
+            body = {"error": {"message": f"{worker.name} says {fault}", "type": "x", "param": None, "code": fault}}
+            await JSONResponse(body, status_code=fault)(request.scope, request.receive, send)
+        elif fault == "empty":
+            await Response(b"", media_type="application/json")(request.scope, request.receive, send)
+        else:
+            await worker.answer(request, await request.json(), fault, send)
+
+
+async def break_connection(request: Request) -> None:
+    """Closes the connection without an answer; the request then ends as its client is gone."""
+    request.scope["transport"].abort()
+    await asyncio.Event().wait()
+
+
+@dataclass
+class FakePrefill(FakeWorker):
+    """Grants a lease for each good request; ``leases`` maps handoff id to the reads still promised."""
+
+    leases: dict[str, int] = field(default_factory=dict)
+    granted: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
+    release_statuses: deque[int] = field(default_factory=deque)
+    grants_late: bool = False
+    """The next release finds no lease, which comes into being just after it."""
+
+    def routes(self) -> list[Route]:
+        return [*super().routes(), Route("/tandem/release", self._release, methods=["POST"])]
+
+    async def answer(self, request: Request, body: dict[str, Any], fault: Fault, send: Send) -> None:
+        dirty = FORBIDDEN_ON_PREFILL & body.keys()
+        if dirty or body["max_tokens"] != 1 or body["stream"] is not False:
+            error = {"message": f"not a clean prefill leg: {sorted(dirty)}", "type": "x", "param": None, "code": 400}
+            await JSONResponse({"error": error}, status_code=400)(request.scope, request.receive, send)
+            return
+        ask = HandoffRequest.model_validate(body["kv_transfer_params"])
+        self.leases[ask.handoff_id] = ask.num_readers
+        self.granted.append(ask.handoff_id)
+        if fault == "break_granted":
+            await break_connection(request)
+        answer: dict[str, Any] = {"id": "prefill", "choices": [{"text": "x"}], "usage": {"prompt_tokens": 300}}
+        if fault != "no_handoff":
+            answer["kv_transfer_params"] = self._handoff(ask, fault if isinstance(fault, dict) else {})
+        await JSONResponse(answer)(request.scope, request.receive, send)
+
+    def _handoff(self, ask: HandoffRequest, replaced: dict[str, Any]) -> dict[str, Any]:
+        handoff = KVHandoff(
+            wire_version=1,
+            handoff_id=ask.handoff_id,
+            num_readers=ask.num_readers,
+            remote_engine_id=self.name,
+            remote_request_id=f"cmpl-{ask.handoff_id}",
+            remote_host="127.0.0.1",
+            remote_port=5600,
+            remote_block_ids=[7, 3, 5],
+            remote_num_tokens=300,
+            tp_size=1,
+            lease_expires_unix_s=2e9,
+        )
+        return handoff.model_dump() | replaced
+
+    async def _release(self, request: Request) -> Response:
+        if self.release_statuses and (status := self.release_statuses.popleft()) != 200:
+            return Response(status_code=status)
+        handoff_id = ReleaseRequest.model_validate_json(await request.body()).handoff_id
+        self.released.append(handoff_id)
+        was_live = self.leases.pop(handoff_id, None) is not None
+        if self.grants_late:
+            self.grants_late = False
+            self.leases[handoff_id] = 1
+        return JSONResponse({"released": was_live})
+
+
+@dataclass
+class FakeDecode(FakeWorker):
+    """Reads each handoff off its prefill worker, once per choice, and answers with ``pieces`` or ``whole``."""
+
+    prefills: dict[str, FakePrefill] = field(default_factory=dict)
+    pieces: list[bytes] = field(
+        default_factory=lambda: [
+            b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"H\xc3\xa9"}}], "n": 1.0}\n\n',
+            b'data: {"id":"c","choices":[{"index":0,"delta":{"content":"llo"}}]}\n\ndata: {"usage":{"b":1,"a":2}}\n\n',
+            b"data: [DONE]\n\n",
+        ]
+    )
+    whole: bytes = b'{"id":"c", "choices":[{"message":{"content":"H\\u00e9llo"}}], "usage":{"b":1.0,"a":2}}'
+    num_reads: int = 0
+    num_started: int = 0
+
+    async def answer(self, request: Request, body: dict[str, Any], fault: Fault, send: Send) -> None:
+        self._read(body.get("kv_transfer_params"))
+        self.num_started += 1
+        is_stream = bool(body.get("stream"))
+        content_type = b"text/event-stream; charset=utf-8" if is_stream else b"application/json"
+        headers = [(b"content-type", content_type), (b"x-engine-secret", b"1"), (b"set-cookie", b"a=b")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        pieces = list(self.pieces) if is_stream else [self.whole[:10], self.whole[10:]]
+        if fault == "no_done":
+            pieces.pop()
+        for index, piece in enumerate(pieces):
+            data = piece[:20] if fault == "break_in_event" and index == 1 else piece
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            if (fault == "break_midway" and index == 0) or (fault == "break_in_event" and index == 1):
+                # What was sent must leave before the connection goes.
+                await asyncio.sleep(0.02)
+                raise ConnectionAbortedError("a fault on demand")
+            if fault == "hold_midway" and index == 0:
+                await self.gate.wait()
+            if fault == "hang_midway" and index == 0:
+                await asyncio.Event().wait()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _read(self, params: dict[str, Any] | None) -> None:
+        if params is None:
+            return
+        handoff = KVHandoff.model_validate(params)
+        leases = self.prefills[handoff.remote_engine_id].leases
+        assert leases.pop(handoff.handoff_id) == handoff.num_readers
+        self.num_reads += handoff.num_readers

@@ -1,0 +1,53 @@
+"""Runs ASGI apps on loopback inside the test's event loop, and waits for what happens soon."""
+
+import asyncio
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import uvicorn
+
+# Generous: the machine may be busy; the wait ends as soon as the condition holds.
+SOON_S = 15.0
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers, which belong to the test runner here."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@asynccontextmanager
+async def served(app: Any) -> AsyncIterator[str]:
+    """The app's base URL while it is served over real HTTP."""
+    sock = socket.socket()
+    sock.bind(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    config = uvicorn.Config(app, log_config=None, http="httptools", ws="none", timeout_graceful_shutdown=2)
+    server = QuietServer(config)
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    await eventually(lambda: server.started)
+    try:
+        yield url
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def eventually(holds: Callable[[], Any]) -> None:
+    """Returns as soon as ``holds()`` is true; fails if it isn't soon."""
+    deadline = time.monotonic() + SOON_S
+    while not holds():
+        assert time.monotonic() < deadline, "did not come true soon"
+        await asyncio.sleep(0.005)
+
+
+def unused_url() -> str:
+    """A loopback URL at which nothing listens."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{sock.getsockname()[1]}"
