@@ -100,9 +100,10 @@ class Launcher:
 
     def _install_signal_handlers(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP: keep it so
-                loop.add_signal_handler(number, self._on_stop_signal)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_stop_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it: keep it so
+            loop.add_signal_handler(signal.SIGHUP, self._on_stop_signal)
 
     def _on_stop_signal(self) -> None:
         if self._stop_asked.is_set():

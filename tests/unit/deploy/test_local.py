@@ -66,6 +66,31 @@ def test_a_stop_signal_ends_every_process_and_the_launcher_with_0(launch: Launch
         assert watched.survivors() == set()
 
 
+def test_ctrl_c_stops_it_also_where_a_script_started_it_in_the_background(launch: Launch) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as shells do for background jobs; inherited
+    try:
+        process = launch()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    wait_all_up(process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(END_LIMIT_S) == 0
+
+
+def test_a_launcher_under_nohup_survives_the_end_of_its_terminal(launch: Launch) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        process = launch()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    wait_all_up(process)
+    process.send_signal(signal.SIGHUP)
+    process.terminate()
+    assert process.wait(END_LIMIT_S) == 0
+    assert process.stdout is not None
+    assert "Killing what is left" not in process.stdout.read()  # said at a second signal: the first did not count
+
+
 def test_processes_that_ignore_sigterm_are_killed_after_the_limit(launch: Launch) -> None:
     process = launch("router=stubborn", "prefill=stubborn,family")
     wait_all_up(process)
