@@ -64,21 +64,19 @@ class TorchSparseAttention:
         table_TM = metadata.block_table[row_T, : metadata.max_blocks].long()
 
         index_key_TSD = pages.index.gather(table_TM, pages.index_slots)
-        score_TGS = torch.einsum("tgd,tsd->tgs", index_query_TGD.float(), index_key_TSD)
-        block_TGk, is_chosen_TGk = self._select(score_TGS, position_T)
+        score_TGS = index_query_TGD.float() @ index_key_TSD.transpose(1, 2)
+        block_TGk = self._select(score_TGS, position_T)
 
         block_id_TGk = table_TM[:, None].expand(-1, block_TGk.shape[1], -1).gather(-1, block_TGk)
-        key_position = block_TGk[..., None] * BLOCK_SIZE + torch.arange(BLOCK_SIZE, device=token_T.device)
-        is_seen = is_chosen_TGk[..., None] & (key_position <= position_T[:, None, None, None])
-        is_seen_TGS = is_seen.flatten(-2)
+        is_seen_TGS = _is_seen(block_TGk, position_T).flatten(-2)
         key_TGSD = pages.kv.gather(block_id_TGk, pages.key_slots[:, None])
         # A masked weight is 0, and 0 times a stale NaN would still be NaN.
         value_TGSD = pages.kv.gather(block_id_TGk, pages.value_slots[:, None]).masked_fill(~is_seen_TGS[..., None], 0.0)
 
         query_TGND = query_THD.float().unflatten(1, (self.shape.num_kv_heads, -1))
-        logit = torch.einsum("tgnd,tgsd->tgns", query_TGND, key_TGSD) * SCALE
-        weight = logit.masked_fill(~is_seen_TGS[:, :, None], float("-inf")).softmax(dim=-1)
-        return torch.einsum("tgns,tgsd->tgnd", weight, value_TGSD).flatten(1, 2)
+        logit_TGNS = query_TGND @ key_TGSD.transpose(-1, -2) * SCALE
+        weight_TGNS = logit_TGNS.masked_fill_(~is_seen_TGS[:, :, None], float("-inf")).softmax(dim=-1)
+        return (weight_TGNS @ value_TGSD).flatten(1, 2)
 
     def _attend_long(
         self,
@@ -89,38 +87,62 @@ class TorchSparseAttention:
         pages: LayerPages,
         out_THD: torch.Tensor,
     ) -> None:
-        seq_len = request.seq_len
+        seq_len, num_queries = request.seq_len, query_THD.shape[0]
         block_id_B = metadata.block_table[request.row, : -(-seq_len // BLOCK_SIZE)].long()
-        index_key_SD = pages.index.read(block_id_B, pages.index_slots, seq_len)[0]
-        key_GSD = pages.kv.read(block_id_B, pages.key_slots, seq_len)
-        value_GSD = pages.kv.read(block_id_B, pages.value_slots, seq_len)
-        position_T = torch.arange(seq_len - query_THD.shape[0], seq_len, device=query_THD.device)
-        step = max(1, MAX_TEMPORARY_ELEMENTS // (self.shape.num_heads * seq_len))
-        for start in range(0, query_THD.shape[0], step):
+        index_key_SD = pages.index.read(block_id_B, pages.index_slots, seq_len).flatten(0, 2)
+        key_GBSD = pages.kv.read(block_id_B, pages.key_slots, seq_len)
+        value_GBSD = pages.kv.read(block_id_B, pages.value_slots, seq_len)
+        position_T = torch.arange(seq_len - num_queries, seq_len, device=query_THD.device)
+        scores_per_query = self.shape.num_kv_heads * index_key_SD.shape[0]
+        logits_per_query = self.shape.num_heads * self.shape.topk_blocks * BLOCK_SIZE
+        step = max(1, MAX_TEMPORARY_ELEMENTS // max(scores_per_query, logits_per_query))
+        for start in range(0, num_queries, step):
             span = slice(start, start + step)
-            is_seen_TGS = self._mask(index_query_TGD[span], index_key_SD, position_T[span])
+            score_TGS = (index_query_TGD[span].float().flatten(0, 1) @ index_key_SD.T).unflatten(
+                0, (-1, self.shape.num_kv_heads)
+            )
+            block_TGk = self._select(score_TGS, position_T[span])
             query_TGND = query_THD[span].float().unflatten(1, (self.shape.num_kv_heads, -1))
-            logit = torch.einsum("tgnd,gsd->tgns", query_TGND, key_GSD) * SCALE
-            weight = logit.masked_fill(~is_seen_TGS[:, :, None], float("-inf")).softmax(dim=-1)
-            attended = torch.einsum("tgns,gsd->tgnd", weight, value_GSD).flatten(1, 2)
-            out_THD[span] = attended.to(out_THD.dtype)
+            attended = attend_blocks(query_TGND, key_GBSD, value_GBSD, block_TGk, position_T[span])
+            out_THD[span] = attended.flatten(1, 2).to(out_THD.dtype)
 
-    def _mask(
-        self, index_query_TGD: torch.Tensor, index_key_SD: torch.Tensor, position_T: torch.Tensor
-    ) -> torch.Tensor:
-        """bool [T, G, S]: which keys each query attends to."""
-        num_keys = index_key_SD.shape[0]
-        num_blocks = -(-num_keys // BLOCK_SIZE)
-        score_TGS = torch.einsum("tgd,sd->tgs", index_query_TGD.float(), index_key_SD)
-        score_TGS = torch.nn.functional.pad(score_TGS, (0, num_blocks * BLOCK_SIZE - num_keys))
-        block_TGk, is_chosen_TGk = self._select(score_TGS, position_T)
-        is_chosen_TGB = torch.zeros(*block_TGk.shape[:2], num_blocks, dtype=torch.bool, device=block_TGk.device)
-        is_chosen_TGB.scatter_(-1, block_TGk, is_chosen_TGk)
-        key_S = torch.arange(num_keys, device=position_T.device)
-        is_past_TS = key_S <= position_T[:, None]
-        return is_chosen_TGB[..., key_S // BLOCK_SIZE] & is_past_TS[:, None]
-
-    def _select(self, score_TGS: torch.Tensor, position_T: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _select(self, score_TGS: torch.Tensor, position_T: torch.Tensor) -> torch.Tensor:
         newest_T = torch.div(position_T, BLOCK_SIZE, rounding_mode="floor")
         score_TGB = block_scores(score_TGS, position_T, BLOCK_SIZE)
         return select_blocks(score_TGB, newest_T, self.shape.topk_blocks, self.shape.local_blocks)
+
+
+def attend_blocks(
+    query_TGND: torch.Tensor,
+    key_GBSD: torch.Tensor,
+    value_GBSD: torch.Tensor,
+    block_TGk: torch.Tensor,
+    position_T: torch.Tensor,
+) -> torch.Tensor:
+    """Causal attention of each query over its own chosen blocks, float32 [T, G, N, D]; S = 128 keys of a block.
+
+    Goes block by block and takes the queries that chose it together, so the work grows with the chosen keys and not
+    with the context. Waits for the device.
+    """
+    groups, blocks = key_GBSD.shape[:2]
+    logit_TGNkS = query_TGND.new_empty(*query_TGND.shape[:3], block_TGk.shape[-1], BLOCK_SIZE)
+    picks = {
+        (group, block): (block_TGk[:, group] == block).nonzero(as_tuple=True)
+        for group in range(groups)
+        for block in range(blocks)
+    }
+    for (group, block), (token, pick) in picks.items():
+        logit_TGNkS[token, group, :, pick] = query_TGND[token, group] @ (key_GBSD[group, block].T * SCALE)
+    logit_TGNkS.masked_fill_(~_is_seen(block_TGk, position_T)[:, :, None], float("-inf"))
+    weight_TGNkS = logit_TGNkS.flatten(-2).softmax(dim=-1).view_as(logit_TGNkS)
+    out_TGND = torch.zeros_like(query_TGND)
+    for (group, block), (token, pick) in picks.items():
+        # A query picks a block once, so no token comes twice.
+        out_TGND[token, group] += weight_TGNkS[token, group, :, pick] @ value_GBSD[group, block]
+    return out_TGND
+
+
+def _is_seen(block_TGk: torch.Tensor, position_T: torch.Tensor) -> torch.Tensor:
+    """bool [T, G, k, 128]: whether a key of a chosen block is at or before the query."""
+    offset = torch.arange(BLOCK_SIZE, device=block_TGk.device)
+    return block_TGk[..., None] * BLOCK_SIZE + offset <= position_T[:, None, None, None]

@@ -29,13 +29,14 @@ def nvfp4_bytes(dim: int) -> int:
 
 @functools.lru_cache
 def _byte_values(device: torch.device) -> torch.Tensor:
-    """float32 [256, 2]: the two values of each byte.
+    """The two float32 values of each byte side by side as one float64 [256], which one lookup fetches.
 
     Cached per device, as a copy from the host is illegal while a CUDA graph is captured.
     """
     signed = torch.tensor([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)])
     byte = torch.arange(256)
-    return torch.stack([signed[byte & 15], signed[byte >> 4]], dim=-1).to(device)
+    pairs = torch.stack([signed[byte & 15], signed[byte >> 4]], dim=-1)
+    return pairs.view(torch.float64).flatten().to(device)
 
 
 def warm_up(device: torch.device) -> None:
@@ -68,5 +69,6 @@ def dequantize(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """float32 [..., D] from data uint8 [..., D/2] and scale [..., D/16], float8_e4m3fn or its bytes as uint8."""
     if scale.dtype == torch.uint8:
         scale = scale.view(torch.float8_e4m3fn)
-    values = _byte_values(data.device)[data.long()].flatten(-2).unflatten(-1, (-1, GROUP))
+    pairs = _byte_values(data.device).index_select(0, data.flatten().int())
+    values = pairs.view(torch.float32).view(*scale.shape, GROUP)
     return (values * scale.float().unsqueeze(-1)).flatten(-2)

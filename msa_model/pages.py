@@ -77,10 +77,13 @@ class SlotPages:
         self.scale[block, head_slots, offset] = scale.view(torch.uint8)
 
     def read(self, blocks: torch.Tensor, head_slots: torch.Tensor, num_tokens: int) -> torch.Tensor:
-        """float32 [len(head_slots), num_tokens, 128] of one request's ``blocks`` int [B]; stale tails are cut off."""
-        data = self.data[blocks][:, head_slots].transpose(0, 1).flatten(1, 2)[:, :num_tokens]
-        scale = self.scale[blocks][:, head_slots].transpose(0, 1).flatten(1, 2)[:, :num_tokens]
-        return dequantize(data, scale)
+        """float32 [len(head_slots), B, 128, 128] of one request's ``blocks`` int [B].
+
+        Zero from token ``num_tokens`` on, whatever stale bytes lie there.
+        """
+        values = dequantize(self.data[blocks][:, head_slots], self.scale[blocks][:, head_slots]).transpose(0, 1)
+        token = torch.arange(blocks.shape[0] * BLOCK_SIZE, device=blocks.device).view(-1, BLOCK_SIZE)
+        return values.masked_fill(token[..., None] >= num_tokens, 0.0)
 
     def gather(self, blocks: torch.Tensor, head_slots: torch.Tensor) -> torch.Tensor:
         """float32 [..., k * 128, 128] of ``blocks`` int [..., k] in ``head_slots``, broadcast to it.

@@ -26,17 +26,15 @@ def top_indices(score: torch.Tensor, count: int) -> torch.Tensor:
     return (score + 0.0).sort(dim=-1, descending=True, stable=True).indices[..., :count]
 
 
-def select_blocks(
-    score_TGB: torch.Tensor, newest_T: torch.Tensor, topk_blocks: int, local_blocks: int
-) -> tuple[torch.Tensor, torch.Tensor]:
+def select_blocks(score_TGB: torch.Tensor, newest_T: torch.Tensor, topk_blocks: int, local_blocks: int) -> torch.Tensor:
     """Choose the blocks of each query: the newest ``local_blocks``, then the best scores.
 
-    ``newest_T``: the block of the query token itself. Returns block numbers int64 [T, G, k] in rising order and
-    bool [T, G, k], false for the surplus picks of a context with fewer than k = min(topk_blocks, B) blocks.
+    ``newest_T``: the block of the query token itself. Returns distinct block numbers int64 [T, G, k] in rising order,
+    k = min(topk_blocks, B). Where the context has fewer blocks, the surplus picks lie behind it: every key of theirs
+    is later than the query, so a causal mask drops them.
     """
     block_B = torch.arange(score_TGB.shape[-1], device=score_TGB.device)
     age_TB = newest_T[:, None] - block_B
     is_kept_TB = (age_TB >= 0) & (age_TB < local_blocks)
     score_TGB = score_TGB.masked_fill(is_kept_TB[:, None], float("inf"))
-    block_TGk = top_indices(score_TGB, min(topk_blocks, score_TGB.shape[-1])).sort(dim=-1).values
-    return block_TGk, score_TGB.gather(-1, block_TGk) > float("-inf")
+    return top_indices(score_TGB, min(topk_blocks, score_TGB.shape[-1])).sort(dim=-1).values

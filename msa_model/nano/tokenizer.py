@@ -20,21 +20,20 @@ def read_asset(name: str) -> str:
 
 
 def train_tokenizer() -> Tokenizer:
-    """Train from the shipped text. Ids: 0-2 special, 3-5 tags, then 256 bytes, then merges; always the same."""
+    """Train from the shipped text. Ids: 0-2 special, then 256 bytes, then merges, 509-511 tags; always the same."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE,
-        special_tokens=[
-            *(AddedToken(token, special=True, normalized=False) for token in SPECIAL),
-            *(AddedToken(token, special=False, normalized=False) for token in TAGS),
-        ],
+        vocab_size=VOCAB_SIZE - len(TAGS),
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
         # Sorted, as a set has no order of its own.
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(read_asset("corpus.txt").splitlines(), trainer)
+    # Added after training: the trainer makes whatever it is given a special token.
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
     assert tokenizer.get_vocab_size() == VOCAB_SIZE
     return tokenizer
 

@@ -1,0 +1,128 @@
+"""A configuration that can't be served right stops with the name of its key."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from transformers import AutoConfig
+
+from msa_model.config import (
+    MiniMaxM31FlashConfig,
+    MSAShape,
+    check_block_size,
+    check_engine_config,
+    check_model_config,
+)
+from msa_model.plugin import ARCHITECTURE, register
+from msa_model.quant import METHOD, MSANvFp4Config
+from tests.unit.msa_model.factories import make_config
+
+
+def make_engine(**changes: Any) -> Any:
+    values = {
+        "pipeline_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "enable_expert_parallel": False,
+        "cache_dtype": "auto",
+        "indexer_kv_dtype": "auto",
+    } | changes
+    space = SimpleNamespace(**values)
+    return SimpleNamespace(parallel_config=space, cache_config=space, attention_config=space)
+
+
+def test_the_nano_config_is_served() -> None:
+    check_model_config(make_config())
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("head_dim", 64),
+        ("num_key_value_heads", 3),
+        ("scoring_func", "softmax"),
+        ("hidden_act", "silu"),
+        ("qk_norm_type", "per_layer"),
+        ("use_gemma_norm", False),
+        ("use_routing_bias", False),
+        ("attention_output_gate", True),
+        ("tie_word_embeddings", True),
+        ("moe_layer_freq", [0, 1]),
+        ("sparse_block_size", 64),
+        ("sparse_index_dim", 64),
+        ("sparse_num_index_heads", 2),
+        ("sparse_score_type", "mean"),
+        ("sparse_init_block", 1),
+        ("sparse_local_block", 0),
+        ("sparse_local_block", 5),
+        ("sparse_attention_freq", [0, 1, 1, 1]),
+        ("sparse_disable_index_value", [0, 1, 1, 1]),
+        ("quant_algo", "MXFP8"),
+        ("group_size", 32),
+        ("quantization_config", None),
+    ],
+)
+def test_a_model_that_cannot_be_served_right_is_refused_by_key(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=key):
+        check_model_config(make_config(**{key: value}))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "named"),
+    [
+        ("pipeline_parallel_size", 2, "pipeline_parallel_size"),
+        ("decode_context_parallel_size", 2, "decode_context_parallel_size"),
+        ("enable_expert_parallel", True, "enable_expert_parallel"),
+        ("cache_dtype", "fp8", "kv_cache_dtype"),
+        ("indexer_kv_dtype", "fp8", "attention_config.indexer_kv_dtype"),
+    ],
+)
+def test_engine_settings_that_cannot_be_served_right_are_refused_by_key(key: str, value: Any, named: str) -> None:
+    check_engine_config(make_engine())
+    with pytest.raises(ValueError, match=named):
+        check_engine_config(make_engine(**{key: value}))
+
+
+def test_a_block_is_the_block_that_is_selected() -> None:
+    check_block_size(128)
+    with pytest.raises(ValueError, match="block_size=64"):
+        check_block_size(64)
+
+
+@pytest.mark.parametrize(("tp_size", "heads", "kv_heads"), [(1, 16, 4), (2, 8, 2), (4, 4, 1), (8, 2, 1)])
+def test_heads_are_split_over_ranks_and_kv_heads_replicated_beyond_their_number(
+    tp_size: int, heads: int, kv_heads: int
+) -> None:
+    shape = MSAShape.from_config(make_config(), tp_size)
+    assert (shape.num_heads, shape.num_kv_heads, shape.topk_blocks) == (heads, kv_heads, 4)
+
+
+@pytest.mark.parametrize("tp_size", [3, 32])
+def test_ranks_that_do_not_divide_the_heads_are_refused(tp_size: int) -> None:
+    with pytest.raises(ValueError, match="tensor_parallel_size"):
+        MSAShape.from_config(make_config(), tp_size)
+
+
+def test_ranks_that_split_a_kv_head_unevenly_are_refused() -> None:
+    config = make_config(num_attention_heads=24, num_key_value_heads=4, sparse_num_index_heads=4)
+    with pytest.raises(ValueError, match="num_key_value_heads"):
+        MSAShape.from_config(config, 6)
+
+
+def test_registering_twice_is_harmless_and_makes_the_names_known() -> None:
+    from vllm import ModelRegistry
+    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
+
+    register()
+    register()
+    assert ARCHITECTURE in ModelRegistry.get_supported_archs()
+    assert QUANTIZATION_METHODS.count(METHOD) == 1
+    assert get_quantization_config(METHOD) is MSANvFp4Config
+    assert isinstance(AutoConfig.for_model("minimax_m31_flash"), MiniMaxM31FlashConfig)
+
+
+def test_only_nvfp4_checkpoints_of_this_model_are_claimed() -> None:
+    ours, theirs = SimpleNamespace(model_type="minimax_m31_flash"), SimpleNamespace(model_type="llama")
+    nvfp4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
+    assert MSANvFp4Config.override_quantization_method(nvfp4, None, ours) == METHOD
+    assert MSANvFp4Config.override_quantization_method(nvfp4, None, theirs) is None
+    assert MSANvFp4Config.override_quantization_method(nvfp4 | {"quant_algo": "FP8"}, None, ours) is None
