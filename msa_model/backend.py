@@ -11,7 +11,7 @@ from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
 from msa_model.metadata import MSAMetadata, MSAMetadataBuilder
 
 
-class MSAImpl(AttentionImplBase[MSAMetadata]):  # type: ignore[misc]
+class MSAImpl(AttentionImplBase[MSAMetadata]):
     """The attention implementation in vLLM's sense. A kernel replaces ``op``, nothing else."""
 
     def __init__(self, shape: MSAShape) -> None:
@@ -21,7 +21,7 @@ class MSAImpl(AttentionImplBase[MSAMetadata]):  # type: ignore[misc]
         self.op = TorchSparseAttention(shape)
 
 
-class MSABackend(AttentionBackend):  # type: ignore[misc]
+class MSABackend(AttentionBackend):
     """Backend of the K/V pool."""
 
     supported_dtypes: ClassVar[list[torch.dtype]] = [torch.bfloat16, torch.float16, torch.float32]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-class CachePool(nn.Module, AttentionLayerBase):  # type: ignore[misc]
+class CachePool(nn.Module, AttentionLayerBase):
     """A cache layer in vLLM's sense that computes nothing; subclasses say what a page holds."""
 
     backend: type[MSABackend]

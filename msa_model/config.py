@@ -18,7 +18,7 @@ NVFP4_GROUP = 16
 KV_CACHE_DTYPES = ("auto", "nvfp4")
 
 
-class MiniMaxM31FlashConfig(MiniMaxM3TextConfig):  # type: ignore[misc]
+class MiniMaxM31FlashConfig(MiniMaxM3TextConfig):
     """Text backbone of MiniMax-M3.1-Flash: M3's schema, index branch on every layer."""
 
     model_type = "minimax_m31_flash"

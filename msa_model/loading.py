@@ -52,7 +52,7 @@ def _load_dense(parameters: dict[str, nn.Parameter], name: str, weight: torch.Te
     for fused, single, shard in FUSED:
         target = name.replace(single, fused)
         if target != name and target in parameters:
-            parameters[target].weight_loader(parameters[target], weight, shard)  # type: ignore[operator]
+            parameters[target].weight_loader(parameters[target], weight, shard)
             return target
     if name not in parameters:
         return None
@@ -71,6 +71,6 @@ def _load_expert(
         target = name.replace(single, fused)
         if target != name and target in parameters:
             loader = parameters[target].weight_loader
-            loader(parameters[target], weight, target, shard_id=shard, expert_id=expert)  # type: ignore[operator]
+            loader(parameters[target], weight, target, shard_id=shard, expert_id=expert)
             return target
     return None

@@ -36,7 +36,7 @@ class LongQuery:
 
 
 @dataclass
-class MSAMetadata(AttentionMetadata):  # type: ignore[misc]
+class MSAMetadata(AttentionMetadata):
     """One step's batch of R requests and T tokens; device tensors are persistent buffers under CUDA graphs."""
 
     num_tokens: int
@@ -55,7 +55,7 @@ class MSAMetadata(AttentionMetadata):  # type: ignore[misc]
     """int64 tokens of the short requests, None if every request is short."""
 
 
-class MSAMetadataBuilder(AttentionMetadataBuilder[MSAMetadata]):  # type: ignore[misc]
+class MSAMetadataBuilder(AttentionMetadataBuilder[MSAMetadata]):
     """Builds the metadata once a step; both pools use the same."""
 
     # Full graphs for batches whose queries have one same, small length: decode and verification of drafts.
@@ -95,7 +95,8 @@ def split_by_query_len(common: CommonAttentionMetadata) -> tuple[list[LongQuery]
     # seq_lens_cpu_upper_bound may be short (V1's draft model lengthens contexts on the device alone) or long (drafts
     # that were rejected). A prefill step can afford to wait for the exact values.
     seq_lens = common.seq_lens[:rows].cpu().tolist()
-    long_queries, short_tokens = [], []
+    long_queries: list[LongQuery] = []
+    short_tokens: list[int] = []
     for row, (start, end) in enumerate(itertools.pairwise(starts)):
         if end - start > MAX_SHORT_QUERY_LEN:
             long_queries.append(LongQuery(row, start, end, seq_lens[row]))

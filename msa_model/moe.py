@@ -37,7 +37,7 @@ def swiglu_oai(gate: torch.Tensor, up: torch.Tensor, limit: float, alpha: float,
     return gate * torch.sigmoid(alpha * gate) * (up + beta)
 
 
-class TorchModelOptNvFp4MoEMethod(ModelOptNvFp4FusedMoE):  # type: ignore[misc]
+class TorchModelOptNvFp4MoEMethod(ModelOptNvFp4FusedMoE):
     """The parameters of vLLM's ModelOpt NVFP4 method, executed in torch on any device.
 
     vLLM's expert weight loader goes by "ModelOpt" in this class's name.

@@ -15,7 +15,7 @@ METHOD = "minimax_m31_nvfp4"
 MODEL_TYPE = "minimax_m31_flash"
 
 
-class MSANvFp4Config(ModelOptNvFp4Config):  # type: ignore[misc]
+class MSANvFp4Config(ModelOptNvFp4Config):
     """ModelOpt's NVFP4 config, for our model type alone, with experts that run in plain torch."""
 
     def get_name(self) -> str:

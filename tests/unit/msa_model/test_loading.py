@@ -35,7 +35,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Record]:
                 module.add_module(part, nn.Module())
             module = module.get_submodule(part)
         parameter = nn.Parameter(torch.zeros(1), requires_grad=False)
-        parameter.weight_loader = loader_of(name)  # type: ignore[attr-defined]
+        parameter.weight_loader = loader_of(name)
         module.register_parameter(leaf, parameter)
     mapping = [
         ("experts.routed.w13_", f"experts.{expert}.{shard}.", expert, shard)

@@ -45,7 +45,7 @@ def test_thinking_mode_decides_how_the_answer_begins(tokenizer: PreTrainedTokeni
 
 def test_a_whole_conversation_with_tools(tokenizer: PreTrainedTokenizerBase) -> None:
     arguments = {"city": "Ulm", "days": 2, "opts": {"wind": True}, "at": ["am", "pm"]}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "Old"}, {"type": "text", "text": " question"}]},
         {"role": "assistant", "content": "Old answer", "reasoning": "forgotten"},
