@@ -74,7 +74,13 @@ def build_parts(
         clock=clock,
         new_handoff_id=new_handoff_id,
     )
-    prober = HealthProber(registry=registry, client=client, headers=headers, interval_s=config.health_interval_s)
+    prober = HealthProber(
+        registry=registry,
+        client=client,
+        headers=headers,
+        interval_s=config.health_interval_s,
+        timeout_s=max(config.health_interval_s, config.connect_timeout_s),
+    )
     return RouterParts(config, registry, client, metrics, releaser, pipeline, prober, ActiveRequests(), clock)
 
 

@@ -6,9 +6,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from pydantic import BaseModel, Field, ValidationError
 
-from router.worker_client import WorkerClient
+from router.worker_client import WorkerBroken, WorkerClient, WorkerTimeout, WorkerUnreachable
 from router.workers import Worker, WorkerRegistry
-from wire.errors import ServingError
 
 logger = logging.getLogger(__name__)
 
@@ -22,10 +21,17 @@ class _ModelList(BaseModel):
     data: list[_ModelCard] = Field(min_length=1)
 
 
+# A busy worker may answer late, which is no reason to send it nothing; one that hangs is found out after this many.
+NUM_SILENT_PROBES = 3
+
+
 class HealthProber:
-    """Probes each static worker every ``interval_s``; a probe may take as long as the interval.
+    """Probes each static worker every ``interval_s``.
+
+    A refusal or a lost connection counts at once, silence only when repeated.
 
     Args:
+        timeout_s: bound on each of a probe's two requests.
         sleep: waits between probes; injected so that tests need not wait.
     """
 
@@ -36,10 +42,12 @@ class HealthProber:
         client: WorkerClient,
         headers: Mapping[str, str],
         interval_s: float,
+        timeout_s: float,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self._registry, self._client, self._headers = registry, client, headers
-        self._interval_s, self._sleep = interval_s, sleep
+        self._interval_s, self._timeout_s, self._sleep = interval_s, timeout_s, sleep
+        self._num_silent: dict[str, int] = {}
 
     async def run(self, workers: Sequence[Worker]) -> None:
         """Probe until cancelled."""
@@ -55,7 +63,15 @@ class HealthProber:
     async def probe(self, worker: Worker) -> None:
         """One probe; its outcome goes to the registry."""
         was_usable = worker.is_usable
-        card = await self._ask(worker)
+        try:
+            card = await self._ask(worker)
+        except WorkerTimeout:
+            self._num_silent[worker.worker_id] = self._num_silent.get(worker.worker_id, 0) + 1
+            if self._num_silent[worker.worker_id] < NUM_SILENT_PROBES:
+                return
+            card = None
+        else:
+            self._num_silent[worker.worker_id] = 0
         self._registry.observe_static(
             worker,
             model=None if card is None else card.id,
@@ -66,12 +82,12 @@ class HealthProber:
 
     async def _ask(self, worker: Worker) -> _ModelCard | None:
         try:
-            health = await self._client.get(worker.url + "/health", self._headers, timeout_s=self._interval_s)
+            health = await self._client.get(worker.url + "/health", self._headers, timeout_s=self._timeout_s)
             if health.status != 200:
                 return None
-            models = await self._client.get(worker.url + "/v1/models", self._headers, timeout_s=self._interval_s)
+            models = await self._client.get(worker.url + "/v1/models", self._headers, timeout_s=self._timeout_s)
             return _ModelList.model_validate_json(models.body).data[0] if models.status == 200 else None
-        except ServingError:
+        except (WorkerUnreachable, WorkerBroken):
             return None
         except ValidationError:
             logger.warning("worker %s answers /v1/models with something else", worker.worker_id)

@@ -67,7 +67,7 @@ class FakeWorker:
         async def with_transport(scope: Scope, receive: Receive, send: Send) -> None:
             # uvicorn's own request cycle: the only way to a connection that closes without any answer.
             cycle = getattr(send, "__self__", None)
-            await app(scope | {"transport": getattr(cycle, "transport", None)}, receive, send)
+            await app({**scope, "transport": getattr(cycle, "transport", None)}, receive, send)
 
         return with_transport
 
