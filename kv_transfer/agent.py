@@ -1,5 +1,13 @@
-"""The only file that speaks to NIXL: register rows, read rows, notify. Not thread-safe; one thread owns an agent."""
+"""The only file that speaks to NIXL: register rows, read rows, notify.
 
+One thread owns an agent. Transfers need somebody to drive them on both sides, also while that thread computes: either
+NIXL's progress thread, which spins on a core of its own for as long as the agent lives, or a thread of ours that looks
+every ``TICK_S`` while the owner says that something is under way, and sleeps otherwise. On two CPU cores the first made
+an idle engine take one of them; without either, a read waited out the 1.8 s for which its source was busy.
+"""
+
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -9,6 +17,10 @@ import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config
 
 from kv_transfer.plan import Piece
+
+TICK_S = 0.001
+# A note that was sent last still has to leave: its connection may only just be coming up.
+LINGER_S = 1.0
 
 
 class ReadState(Enum):
@@ -63,13 +75,35 @@ class KVAgent:
     """One NIXL agent with one registered region of rows.
 
     The thread affinity of the process is left as it is.
+
+    Args:
+        enable_progress_thread: let NIXL spin on a core instead of ticking.
     """
 
-    def __init__(self, name: str, backends: Sequence[str]) -> None:
-        config = nixl_agent_config(backends=list(backends), capture_telemetry=True)
+    def __init__(self, name: str, backends: Sequence[str], *, enable_progress_thread: bool = False) -> None:
+        config = nixl_agent_config(
+            backends=list(backends), capture_telemetry=True, enable_prog_thread=enable_progress_thread
+        )
         self._nixl = nixl_agent(name, config)
         self._region: RowRegion | None = None
         self._registered: Any = None
+        self._notes: list[bytes] = []
+        self._lock = threading.RLock()  # NIXL agents are not thread-safe by default
+        self._is_active, self._is_closed = threading.Event(), False
+        self._active_until_s = 0.0
+        self._ticker: threading.Thread | None = None
+        if not enable_progress_thread:
+            self._ticker = threading.Thread(target=self._tick, name="kv-progress", daemon=True)
+            self._ticker.start()
+
+    def set_active(self, is_active: bool) -> None:
+        """Say whether a read of ours or of our rows may be under way, so that it is driven."""
+        with self._lock:
+            if is_active:
+                self._active_until_s = float("inf")
+                self._is_active.set()
+            elif self._active_until_s == float("inf"):
+                self._active_until_s = time.monotonic() + LINGER_S
 
     def register(self, region: RowRegion) -> bytes:
         """Register the rows and return the metadata that a peer needs to reach them."""
@@ -88,51 +122,78 @@ class KVAgent:
         """
         mine = self._region
         assert mine is not None, "register first"
-        peer = self._nixl.add_remote_agent(metadata)
-        name = peer.decode() if isinstance(peer, bytes) else peer
-        local = self._prepare("NIXL_INIT_AGENT", mine, [(p.destination_offset, p.num_bytes) for p in pieces])
-        remote = self._prepare(name, rows, [(p.source_offset, p.num_bytes) for p in pieces])
+        with self._lock:
+            peer = self._nixl.add_remote_agent(metadata)
+            name = peer.decode() if isinstance(peer, bytes) else peer
+            local = self._prepare("NIXL_INIT_AGENT", mine, [(p.destination_offset, p.num_bytes) for p in pieces])
+            remote = self._prepare(name, rows, [(p.source_offset, p.num_bytes) for p in pieces])
         return RowReader(name, len(pieces), mine.num_blocks, rows.num_blocks, local, remote)
 
     def disconnect(self, reader: RowReader) -> None:
         """Forget a peer; only when no read of it is in flight."""
-        self._nixl.release_dlist_handle(reader.local)
-        self._nixl.release_dlist_handle(reader.remote)
-        self._nixl.remove_remote_agent(reader.peer)
+        with self._lock:
+            self._nixl.release_dlist_handle(reader.local)
+            self._nixl.release_dlist_handle(reader.remote)
+            self._nixl.remove_remote_agent(reader.peer)
 
     def read(self, reader: RowReader, blocks: Sequence[int], peer_blocks: Sequence[int], note: bytes) -> Read:
         """Post one read of whole rows; the peer gets ``note`` when it is done."""
         local = _indices(blocks, reader.local_blocks, reader.num_pieces)
         remote = _indices(peer_blocks, reader.peer_blocks, reader.num_pieces)
-        handle = self._nixl.make_prepped_xfer("READ", reader.local, local, reader.remote, remote, note)
-        self._nixl.transfer(handle)
+        with self._lock:
+            handle = self._nixl.make_prepped_xfer("READ", reader.local, local, reader.remote, remote, note)
+            self._nixl.transfer(handle)
         return Read(handle, len(local))
 
     def state(self, read: Read) -> ReadState:
-        return ReadState(self._nixl.check_xfer_state(read.handle))
+        with self._lock:
+            return ReadState(self._nixl.check_xfer_state(read.handle))
 
     def finish(self, read: Read) -> ReadTelemetry:
         """Telemetry of a finished read, whose handle is given back."""
-        t = self._nixl.get_xfer_telemetry(read.handle)
-        self._nixl.release_xfer_handle(read.handle)
+        with self._lock:
+            t = self._nixl.get_xfer_telemetry(read.handle)
+            self._nixl.release_xfer_handle(read.handle)
         return ReadTelemetry(read.num_posted, t.descCount, t.totalBytes, t.postDuration / 1e6, t.xferDuration / 1e6)
 
     def abandon(self, read: Read) -> None:
         """Give back the handle of a failed read."""
-        self._nixl.release_xfer_handle(read.handle)
+        with self._lock:
+            self._nixl.release_xfer_handle(read.handle)
 
     def notify(self, peer: str, note: bytes) -> None:
-        self._nixl.send_notif(peer, note)
+        self.set_active(True)
+        with self._lock:
+            self._nixl.send_notif(peer, note)
 
     def notes(self) -> list[bytes]:
         """Notes that have arrived since the last call, from all peers."""
-        return [note for notes in self._nixl.get_new_notifs().values() for note in notes]
+        with self._lock:
+            self._drive()
+            notes, self._notes = self._notes, []
+        return notes
 
     def close(self) -> None:
         """Deregister the rows; the memory may be freed afterwards."""
+        self._is_closed = True
+        self._is_active.set()
+        if self._ticker is not None:
+            self._ticker.join()
         if self._registered is not None:
             self._nixl.deregister_memory(self._registered)
             self._registered = None
+
+    def _tick(self) -> None:
+        while self._is_active.wait() and not self._is_closed:
+            with self._lock:
+                if time.monotonic() > self._active_until_s:
+                    self._is_active.clear()
+                self._drive()
+            time.sleep(TICK_S)
+
+    def _drive(self) -> None:
+        for notes in self._nixl.get_new_notifs().values():  # also moves UCX's work on
+            self._notes += notes
 
     def _prepare(self, owner: str, rows: RowRegion, pieces: list[tuple[int, int]]) -> Any:
         lines = [

@@ -66,7 +66,11 @@ class WorkerSide:
         self._block_size = block_size_of(kv_cache_config)
         self._num_blocks: int = kv_cache_config.num_blocks
         self._clock, self._wall_clock = clock, wall_clock
-        self._agent = KVAgent(f"{self._engine_id}-{self._tp_rank}", self._config.nixl_backends)
+        self._agent = KVAgent(
+            f"{self._engine_id}-{self._tp_rank}",
+            self._config.nixl_backends,
+            enable_progress_thread=bool(self._config.enable_progress_thread),
+        )
         self._hello: handshake.Hello | None = None
         # The handshake waits for the network, so it has a thread of its own; the step only looks whether it is done.
         self._dialler = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kv-handshake")
@@ -132,7 +136,11 @@ class WorkerSide:
         out = KVConnectorTransferResults()
         self._collect_reads(out)
         self._collect_holds(out)
+        self._agent.set_active(self._has_work())
         return out
+
+    def _has_work(self) -> bool:
+        return bool(self._held or self._reading or self._waiting)
 
     def take_stats(self) -> RowConnectorStats | None:
         return self._stats.take()

@@ -54,7 +54,7 @@ class RouterConfig(BaseModel):
     prefill: WorkerUrls = Field(default=(), description="static prefill workers' base URLs")
     decode: WorkerUrls = Field(default=(), description="static decode workers' base URLs")
     policy: PolicyName = Field(default="least_loaded", description="how a worker is picked among the usable ones")
-    heartbeat_ttl_s: float = Field(default=6.0, gt=0, le=3600, description="a worker silent for longer is forgotten")
+    heartbeat_ttl_s: float = Field(default=15.0, gt=0, le=3600, description="a worker silent for longer is forgotten")
     health_interval_s: float = Field(default=2.0, gt=0, le=3600, description="between probes of a static worker")
     connect_timeout_s: float = Field(default=2.0, gt=0, le=600)
     prefill_timeout_s: float = Field(default=600.0, gt=0, le=86400, description="whole prefill leg")

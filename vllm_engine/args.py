@@ -18,6 +18,9 @@ def kv_transfer_json(config: WorkerConfig, engine_id: str) -> str:
     Args:
         engine_id: new at each start, so that handoffs of an earlier life never fit.
     """
+    extra = config.kv_transfer.model_dump(mode="json")
+    if config.kv_transfer.enable_progress_thread is None:
+        extra["enable_progress_thread"] = config.device != "cpu"
     return json.dumps(
         {
             "kv_connector": CONNECTOR,
@@ -26,7 +29,7 @@ def kv_transfer_json(config: WorkerConfig, engine_id: str) -> str:
             "engine_id": engine_id,
             "kv_buffer_device": config.device,
             "kv_load_failure_policy": config.kv_transfer.load_failure_policy,
-            "kv_connector_extra_config": config.kv_transfer.model_dump(mode="json"),
+            "kv_connector_extra_config": extra,
         }
     )
 

@@ -18,13 +18,12 @@ def worker_routes(process: WorkerProcess) -> APIRouter:
     @routes.get("/health")
     async def health() -> JSONResponse:
         """200 while this engine can take a request, else 503 with the reason."""
-        if process.state is not WorkerState.READY:
-            return JSONResponse({"state": process.state.value}, status_code=503)
         try:
             await process.engine.check_health()
-            await process.connector_status()
-        except (EngineDeadError, TransferFailed) as e:
+        except EngineDeadError as e:
             return JSONResponse({"state": "unhealthy", "reason": type(e).__name__}, status_code=503)
+        if not await process.can_serve():
+            return JSONResponse({"state": process.state.value}, status_code=503)
         return JSONResponse({"state": process.state.value})
 
     @routes.get("/tandem/status")

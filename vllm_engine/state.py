@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import time
 from dataclasses import dataclass
 
 from prometheus_client import REGISTRY
@@ -16,6 +17,9 @@ from wire.worker_config import WorkerConfig
 logger = logging.getLogger("vllm.tandem.worker")
 
 _SIDE_CHANNEL_TIMEOUT_S = 2.0
+# The side channel's thread waits for the interpreter while the engine computes, seconds on a loaded laptop. Only an
+# engine that is silent for longer than that can't serve.
+_SILENCE_LIMIT_S = 20.0
 _COUNTERS = {
     "kv_handoffs_total": "tandem_kv_reads_total",
     "kv_blocks_total": "tandem_kv_blocks_total",
@@ -39,6 +43,8 @@ class WorkerProcess:
     engine: EngineClient
     state: WorkerState = WorkerState.STARTING
     row_bytes: int = 0
+    last_answer_s: float = 0.0
+    num_leases: int = 0
 
     async def ask_engine(self, verb: bytes, payload: bytes = b"") -> bytes:
         """One question to the connector in the engine core, by its side channel.
@@ -52,8 +58,23 @@ class WorkerProcess:
         )
 
     async def connector_status(self) -> dict[str, int]:
+        """Number of leases and bytes of a row, as the connector knows them now.
+
+        Raises:
+            TransferFailed: see ask_engine.
+        """
         status: dict[str, int] = json.loads(await self.ask_engine(side_channel.STATUS))
+        self.last_answer_s, self.num_leases = time.monotonic(), status["num_leases"]
         return status
+
+    async def can_serve(self) -> bool:
+        """Whether this worker takes requests and its engine answers, or did so a moment ago."""
+        try:
+            await self.connector_status()
+        except TransferFailed as e:
+            logger.warning("%s", e)
+        is_silent = time.monotonic() - self.last_answer_s > _SILENCE_LIMIT_S
+        return self.state is WorkerState.READY and not is_silent
 
     def registration(self) -> WorkerRegistration:
         c = self.config
@@ -71,16 +92,12 @@ class WorkerProcess:
 
     async def status(self) -> WorkerStatus:
         """A snapshot; a connector that does not answer shows as an engine that can't serve."""
-        state, num_leases = self.state, 0
-        try:
-            num_leases = (await self.connector_status())["num_leases"]
-        except TransferFailed as e:
-            logger.warning("%s", e)
-            if state is WorkerState.READY:
-                state = WorkerState.STARTING
+        state = self.state
+        if not await self.can_serve() and state is WorkerState.READY:
+            state = WorkerState.STARTING
         numbers = {field: int(_sum_of(name)) for field, name in (_COUNTERS | _GAUGES).items()}
         return WorkerStatus(
-            state=state, num_leases=num_leases, kv_cache_usage=_sum_of("vllm:kv_cache_usage_perc"), **numbers
+            state=state, num_leases=self.num_leases, kv_cache_usage=_sum_of("vllm:kv_cache_usage_perc"), **numbers
         )
 
 

@@ -33,6 +33,9 @@ class KVTransferConfig(BaseModel):
     handshake_timeout_s: float = Field(default=5.0, gt=0, le=60)
     load_failure_policy: Literal["recompute", "fail"] = "recompute"
     nixl_backends: tuple[str, ...] = Field(default=("UCX",), min_length=1)
+    enable_progress_thread: bool | None = Field(
+        default=None, description="NIXL's spinning thread drives transfers; none: on GPU only, as it takes a CPU core"
+    )
 
     _host = field_validator("host")(check_advertised_host)
 

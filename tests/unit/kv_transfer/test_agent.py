@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from kv_transfer.agent import KVAgent, Read, ReadState, RowReader, RowRegion
+from kv_transfer.agent import LINGER_S, KVAgent, Read, ReadState, RowReader, RowRegion
 from kv_transfer.plan import Piece
 
 ROW_BYTES = 4608
@@ -31,6 +31,7 @@ def side(name: str, num_blocks: int) -> Side:
 @pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[Side, Side, RowReader]]:
     prefill, decode = side("test-prefill", 12), side("test-decode", 9)
+    prefill.agent.set_active(True)
     reader = decode.agent.connect(prefill.metadata, prefill.region, [Piece(0, 0, ROW_BYTES)])
     yield prefill, decode, reader
     decode.agent.disconnect(reader)
@@ -93,3 +94,20 @@ def test_pieces_of_a_row_are_read_block_by_block(pair: tuple[Side, Side, RowRead
     for mine, theirs in ((3, 9), (5, 1)):
         assert np.array_equal(decode.rows[mine, :half], prefill.rows[theirs, half:])
         assert np.array_equal(decode.rows[mine, half:], prefill.rows[theirs, :half])
+
+
+def test_a_read_ends_while_its_sources_thread_is_busy_elsewhere(pair: tuple[Side, Side, RowReader]) -> None:
+    prefill, decode, reader = pair
+    read = decode.agent.read(reader, [2], [10], b"")
+    assert wait(decode.agent, read) is ReadState.DONE  # nothing here calls the prefill agent
+    decode.agent.finish(read)
+    assert np.array_equal(decode.rows[2], prefill.rows[10])
+
+
+def test_an_agent_with_nothing_under_way_takes_no_cpu_time(pair: tuple[Side, Side, RowReader]) -> None:
+    for agent in (pair[0].agent, pair[1].agent):
+        agent.set_active(False)
+    time.sleep(LINGER_S + 0.1)
+    began = time.process_time()
+    time.sleep(0.3)
+    assert time.process_time() - began < 0.1, "NIXL's own progress thread would take all of it"

@@ -55,3 +55,14 @@ def test_cpu_threads_are_bounded_and_not_pinned() -> None:
 def test_the_arguments_are_known_without_importing_vllm() -> None:
     code = "import sys, vllm_engine.args; sys.exit('vllm' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nixl_spins_on_a_core_only_beside_a_gpu_unless_told_otherwise() -> None:
+    def is_on(change: dict[str, Any]) -> bool:
+        config = WorkerConfig.model_validate(CONFIG | change)
+        extra = json.loads(value(vllm_args(config, "d"), "--kv-transfer-config"))["kv_connector_extra_config"]
+        return bool(extra["enable_progress_thread"])
+
+    assert not is_on({})
+    assert is_on({"device": "cuda"})
+    assert is_on({"kv_transfer": {"port": 8250, "enable_progress_thread": True}})
