@@ -63,9 +63,8 @@ class Stack:
     start_s: float = 0.0
     http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120))
 
-    @property
-    def client(self) -> OpenAI:
-        return OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=120)
+    def __post_init__(self) -> None:
+        self.client = openai_client(self.url)
 
     @property
     def end_token(self) -> int:
@@ -136,7 +135,8 @@ def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
             wait_until_ok(f"http://127.0.0.1:{port}/ready", launcher, logs / "stack.log")
             stack = Stack(f"http://127.0.0.1:{port}", launcher, checkpoint, start_s=time.monotonic() - began)
             wait_until_ok(f"http://127.0.0.1:{single_port}/health", single, logs / "single.log")
-            yield stack, f"http://127.0.0.1:{single_port}"
+            with stack.http, stack.client:
+                yield stack, f"http://127.0.0.1:{single_port}"
         finally:
             tree = psutil.Process(launcher.pid).children(recursive=True) if launcher.poll() is None else []
             stop(single)
@@ -152,9 +152,14 @@ def stack(running: tuple[Stack, str]) -> Stack:
 
 
 @pytest.fixture(scope="session")
-def single(running: tuple[Stack, str]) -> OpenAI:
+def single(running: tuple[Stack, str]) -> Iterator[OpenAI]:
     """A client of the plain engine."""
-    return OpenAI(base_url=f"{running[1]}/v1", api_key="none", max_retries=0, timeout=120)
+    with openai_client(running[1]) as client:
+        yield client
+
+
+def openai_client(url: str) -> OpenAI:
+    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
 
 
 def single_engine_command(checkpoint: Path, port: int) -> list[str]:
