@@ -1,149 +1,35 @@
-"""One running stack for the whole session: prefill + decode + router as `make serve` starts them, and one plain engine.
+"""One running stack and one plain engine for the whole session."""
 
-The plain engine is stock vLLM with our model plugin and no KV connector: what the pair must equal.
-"""
-
-import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import httpx
-import psutil
 import pytest
 from openai import OpenAI
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-MODEL = "tandem-nano"
-TOKEN = "test-cluster-token"
-START_LIMIT_S = 300.0
-STOP_LIMIT_S = 60.0
+from tests.stack import Stack, build_checkpoint, openai_client, running_engine, running_stack, wait_until_ok
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(item.fspath).parent == Path(__file__).parent:
+        if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.e2e)
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
-
-
-def wait_until_ok(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Until ``url`` answers 200; fails with the log's end when the process ends or the time is up."""
-    deadline = time.monotonic() + START_LIMIT_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(url, timeout=2).status_code == 200:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.5)
-    pytest.fail(f"{url} is not there ({process.poll()}):\n{log.read_text(errors='replace')[-4000:]}", pytrace=False)
-
-
-@dataclass
-class Stack:
-    """What a test may know of the running deployment."""
-
-    url: str
-    launcher: "subprocess.Popen[bytes]"
-    checkpoint: Path
-    start_s: float = 0.0
-    http: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=120))
-
-    def __post_init__(self) -> None:
-        self.client = openai_client(self.url)
-
-    @property
-    def end_token(self) -> int:
-        """The model's end-of-sequence token."""
-        return int(json.loads((self.checkpoint / "config.json").read_text())["eos_token_id"])
-
-    def registrations(self) -> list[dict[str, Any]]:
-        reply = self.http.get(f"{self.url}/internal/workers", headers={"authorization": f"Bearer {TOKEN}"})
-        reply.raise_for_status()
-        return [worker["registration"] for worker in reply.json()["workers"]]
-
-    def generations(self) -> dict[str, str]:
-        """Worker id -> generation; a restart changes it."""
-        return {r["worker_id"]: r["generation"] for r in self.registrations()}
-
-    def worker(self, role: str) -> str:
-        """Base URL of the one worker of ``role``."""
-        [url] = [r["url"] for r in self.registrations() if r["role"] == role]
-        return str(url)
-
-    def ask(self, role: str, path: str) -> httpx.Response:
-        """GET from a worker, as the cluster."""
-        return self.http.get(self.worker(role) + path, headers={"authorization": f"Bearer {TOKEN}"})
-
-    def num_leases(self, role: str) -> int:
-        status = self.ask(role, "/tandem/status")
-        status.raise_for_status()
-        return int(status.json()["status"]["num_leases"])
-
-    def metrics(self, role: str) -> dict[str, float]:
-        """Samples of a worker's ``/metrics`` summed over labels; of the router's with role ``router``."""
-        text = self.http.get(f"{self.url}/metrics").text if role == "router" else self.ask(role, "/metrics").text
-        sums: dict[str, float] = {}
-        for line in text.splitlines():
-            if line and not line.startswith("#"):
-                name, value = line.partition("{")[0].split(" ")[0], line.rsplit(" ", 1)[1]
-                sums[name] = sums.get(name, 0.0) + float(value)
-        return sums
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The nano checkpoint, built by its own command."""
-    out = tmp_path_factory.mktemp("state") / "nano"
-    subprocess.run([sys.executable, "-m", "msa_model.nano", str(out)], check=True, cwd=REPOSITORY, timeout=120)
-    return out
+    return build_checkpoint(tmp_path_factory.mktemp("state"))
 
 
 @pytest.fixture(scope="session")
 def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]:
-    """The stack and the plain engine, started together: one after the other would cost another half minute."""
+    """The stack and the plain engine, loading at the same time: one after the other would cost another half minute."""
     logs = tmp_path_factory.mktemp("logs")
-    env = os.environ | {"TANDEM_CLUSTER_TOKEN": TOKEN}
-    port, single_port = free_port(), free_port()
-    command = [sys.executable, "-m", "deploy", "up", "--spec", "deploy/examples/cpu.yaml", "--verbose"]
-    command += ["--port", str(port), "--set", f"state_dir={checkpoint.parent}"]
-    with (logs / "stack.log").open("wb") as out, (logs / "single.log").open("wb") as single_out:
-        began = time.monotonic()
-        launcher = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=out, stderr=out)
-        single = subprocess.Popen(
-            single_engine_command(checkpoint, single_port),
-            cwd=REPOSITORY,
-            env=env | single_engine_env(),
-            stdout=single_out,
-            stderr=single_out,
-        )
-        try:
-            wait_until_ok(f"http://127.0.0.1:{port}/ready", launcher, logs / "stack.log")
-            stack = Stack(f"http://127.0.0.1:{port}", launcher, checkpoint, start_s=time.monotonic() - began)
-            wait_until_ok(f"http://127.0.0.1:{single_port}/health", single, logs / "single.log")
-            with stack.http, stack.client:
-                yield stack, f"http://127.0.0.1:{single_port}"
-        finally:
-            tree = psutil.Process(launcher.pid).children(recursive=True) if launcher.poll() is None else []
-            stop(single)
-            stop(launcher)
-    assert launcher.returncode == 0, (logs / "stack.log").read_text(errors="replace")[-4000:]
-    _, alive = psutil.wait_procs(tree, timeout=5)
-    assert not alive, f"left behind by the launcher: {alive}"
+    with (
+        running_engine(checkpoint, logs / "single.log") as (url, process),
+        running_stack(checkpoint, logs / "stack.log") as stack,
+    ):
+        wait_until_ok(f"{url}/health", process, logs / "single.log")
+        yield stack, url
 
 
 @pytest.fixture(scope="session")
@@ -156,36 +42,3 @@ def single(running: tuple[Stack, str]) -> Iterator[OpenAI]:
     """A client of the plain engine."""
     with openai_client(running[1]) as client:
         yield client
-
-
-def openai_client(url: str) -> OpenAI:
-    return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
-
-
-def single_engine_command(checkpoint: Path, port: int) -> list[str]:
-    flags = (
-        "--dtype float32 --enforce-eager --block-size 128 --max-model-len 8192 --max-num-seqs 8 --enable-prefix-caching"
-    )
-    flags += " --max-num-batched-tokens 1024 --kv-cache-memory-bytes 134217728 --distributed-executor-backend uni"
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
-    return [*command, "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags.split()]
-
-
-def single_engine_env() -> dict[str, str]:
-    return {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # else the one rank is a process of its own, and starts later
-        "HF_HUB_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
-
-
-def stop(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_LIMIT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()

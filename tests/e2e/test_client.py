@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from tests.e2e.conftest import MODEL, Stack
+from tests.stack import MODEL, Stack
 
 MESSAGES = [{"role": "system", "content": "Answer shortly."}, {"role": "user", "content": "Why is the sky blue?"}]
 PROMPT = "The blocks of a key-value cache are"

@@ -3,7 +3,7 @@
 import random
 import time
 
-from tests.e2e.conftest import MODEL, Stack
+from tests.stack import MODEL, Stack
 
 BLOCK = 128
 

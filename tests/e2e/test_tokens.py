@@ -7,8 +7,8 @@ import pytest
 import torch
 from openai import OpenAI
 
-from tests.e2e.conftest import MODEL, Stack
 from tests.e2e.reference_model import ReferenceModel
+from tests.stack import MODEL, Stack
 
 NUM_TOKENS = 16
 VOCABULARY = range(300, 500)  # merged tokens: neither special nor raw bytes
