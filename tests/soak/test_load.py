@@ -1,4 +1,4 @@
-"""Many requests at once, workers killed under load, TP2 on both sides: every answer is right or an error, and none hangs."""
+"""Many requests at once, workers killed under load, TP2 on both sides: each answer is right or an error, none hangs."""
 
 import random
 import time
