@@ -21,7 +21,7 @@ import psutil
 import pytest
 from openai import OpenAI
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = "tandem-nano"
 TOKEN = "test-cluster-token"
 START_LIMIT_S = 300.0

@@ -99,11 +99,11 @@ async def _serve_http(process: WorkerProcess, app: FastAPI, args: argparse.Names
         await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             stopping.cancel()
-            await http
+            await (await http)
             raise RuntimeError("the engine died")
         await _drain(process)
     app.state.server.should_exit = True
-    await http
+    await (await http)  # vLLM hands back what is left to wait for
 
 
 def _is_started(app: FastAPI) -> bool:
