@@ -23,7 +23,7 @@ from kv_transfer.step import StepMetadata
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import VllmConfig
+    from vllm.config import KVTransferConfig, VllmConfig
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import PromMetric, PromMetricT
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 class RowConnector(KVConnectorBase_V1, SupportsHMA):
     """Decode pulls whole KV rows from prefill over NIXL."""
-
-    supports_sleep_mode = False  # waking up rebinds the caches, and the registration would point at freed memory
 
     # vLLM finds the third argument by its name.
     def __init__(self, vllm_config: "VllmConfig", role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
@@ -61,6 +59,11 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str:
         return REQUIRED_LAYOUT
+
+    @classmethod
+    def supports_sleep_mode(cls, kv_transfer_config: "KVTransferConfig") -> bool:
+        """No (asked from vLLM 0.33 on): waking up binds other memory than the one that is registered."""
+        return False
 
     def get_kv_connector_stats(self) -> RowConnectorStats | None:
         return self._scheduler.take_stats() if self._scheduler is not None else self.worker.take_stats()

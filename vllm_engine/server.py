@@ -10,6 +10,8 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from importlib import import_module
+from types import ModuleType
 
 import httpx
 import uvloop
@@ -17,7 +19,6 @@ from fastapi import FastAPI
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 from vllm.entrypoints.launchers.app import build_app
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.entrypoints.launchers.launcher import serve_http, setup_server
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -37,10 +38,19 @@ _DRAIN_POLL_S = 0.1  # how soon an idle worker leaves
 def run(config: WorkerConfig, role_args: Sequence[str]) -> None:
     """Serve until SIGTERM or SIGINT; returns after the drain."""
     generation = uuid.uuid4().hex[:12]
-    parser = make_arg_parser(FlexibleArgumentParser(description="tandem worker"))
+    cli = _cli_args_module()
+    parser = cli.make_arg_parser(FlexibleArgumentParser(description="tandem worker"))
     args = parser.parse_args(vllm_args(config, f"{config.worker_id}-{generation}", role_args))
-    validate_parsed_serve_args(args)
+    cli.validate_parsed_serve_args(args)
     uvloop.run(_serve(config, generation, args))
+
+
+def _cli_args_module() -> ModuleType:
+    """vLLM's server arguments; 0.33 moved the file."""
+    try:
+        return import_module("vllm.entrypoints.common.cli_args")
+    except ModuleNotFoundError:
+        return import_module("vllm.entrypoints.launchers.cli_args")
 
 
 async def _serve(config: WorkerConfig, generation: str, args: argparse.Namespace) -> None:
