@@ -19,8 +19,9 @@ from nixl._api import nixl_agent, nixl_agent_config
 from kv_transfer.plan import Piece
 
 TICK_S = 0.001
-# A note that was sent last still has to leave: its connection may only just be coming up.
-LINGER_S = 1.0
+# A note that was sent last still has to leave, and a computed prompt may be read before its engine knows of a reader:
+# longer than a step of a laptop takes.
+LINGER_S = 5.0
 
 
 class ReadState(Enum):
@@ -78,9 +79,12 @@ class KVAgent:
 
     Args:
         enable_progress_thread: let NIXL spin on a core instead of ticking.
+        linger_s: ticking goes on for so long after the last activity.
     """
 
-    def __init__(self, name: str, backends: Sequence[str], *, enable_progress_thread: bool = False) -> None:
+    def __init__(
+        self, name: str, backends: Sequence[str], *, enable_progress_thread: bool = False, linger_s: float = LINGER_S
+    ) -> None:
         config = nixl_agent_config(
             backends=list(backends), capture_telemetry=True, enable_prog_thread=enable_progress_thread
         )
@@ -90,7 +94,7 @@ class KVAgent:
         self._notes: list[bytes] = []
         self._lock = threading.RLock()  # NIXL agents are not thread-safe by default
         self._is_active, self._is_closed = threading.Event(), False
-        self._active_until_s = 0.0
+        self._active_until_s, self._linger_s = 0.0, linger_s
         self._ticker: threading.Thread | None = None
         if not enable_progress_thread:
             self._ticker = threading.Thread(target=self._tick, name="kv-progress", daemon=True)
@@ -103,7 +107,7 @@ class KVAgent:
                 self._active_until_s = float("inf")
                 self._is_active.set()
             elif self._active_until_s == float("inf"):
-                self._active_until_s = time.monotonic() + LINGER_S
+                self._active_until_s = time.monotonic() + self._linger_s
 
     def register(self, region: RowRegion) -> bytes:
         """Register the rows and return the metadata that a peer needs to reach them."""

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
@@ -14,8 +13,9 @@ from kv_transfer import handshake, side_channel
 from kv_transfer.agent import KVAgent, Read, ReadState, RowReader, RowRegion
 from kv_transfer.cache_row import block_size_of, region_of, row_of
 from kv_transfer.connector_stats import RowConnectorStats
+from kv_transfer.held_blocks import HeldBlocks
 from kv_transfer.plan import plan_reads
-from kv_transfer.step import HelloMetadata, Hold, Pull, StepMetadata
+from kv_transfer.step import HelloMetadata, Pull, StepMetadata
 from wire.errors import HandshakeMismatch, LeaseExpired, TransferError, TransferFailed
 from wire.handoff import KVHandoff
 from wire.worker_config import KVTransferConfig
@@ -28,23 +28,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("vllm.tandem.kv_transfer")
 
 
-# Notes whose hold has not come yet are few (one engine step's worth); those of dropped handoffs must not pile up.
-EARLY_NOTES_LIMIT = 4096
-
-
 # An engine that only waits for readers polls in a busy loop. The pause between two polls grows with the age of the
 # youngest hold, to a limit that a new request would not notice.
 IDLE_PAUSE_PER_AGE = 0.05
 MAX_IDLE_PAUSE_S = 0.005
-
-
-@dataclass(slots=True)
-class _Held:
-    """Prefill: blocks that wait; readers that are done are remembered by name, so that none counts twice."""
-
-    hold: Hold
-    done: set[str]
-    since_s: float
 
 
 class WorkerSide:
@@ -79,9 +66,7 @@ class WorkerSide:
         self._waiting: list[Pull] = []
         self._reading: dict[str, tuple[Pull, Read]] = {}
         self._failed: set[str] = set()
-        self._held: dict[str, _Held] = {}  # handoff id -> blocks
-        self._early_notes: dict[str, set[str]] = {}  # a reader's note can arrive before the hold, or after a drop
-        self._dropped: set[str] = set()
+        self._held = HeldBlocks(clock)
         self._is_idle = False
         self._stats = RowConnectorStats()
 
@@ -123,8 +108,8 @@ class WorkerSide:
     def start(self, meta: StepMetadata) -> None:
         """Take this step's orders; posts what can be posted and waits for nothing."""
         for hold in meta.holds:
-            self._held[hold.handoff_id] = _Held(hold, self._early_notes.pop(hold.handoff_id, set()), self._clock())
-        self._dropped.update(meta.drops)
+            self._held.hold(hold.request_id, hold.handoff_id, hold.num_readers)
+        self._held.drop(meta.drops)
         self._is_idle = meta.is_idle
         self._waiting.extend(meta.pulls)
         self._post_waiting()
@@ -136,11 +121,15 @@ class WorkerSide:
         out = KVConnectorTransferResults()
         self._collect_reads(out)
         self._collect_holds(out)
-        self._agent.set_active(self._has_work())
+        self._drive_agent()
         return out
 
-    def _has_work(self) -> bool:
-        return bool(self._held or self._reading or self._waiting)
+    def _drive_agent(self) -> None:
+        if not self._is_idle:
+            # What this step computed may be handed off: the hold arrives here only after the next forward, and the
+            # reader must not wait for that. The agent lingers.
+            self._agent.set_active(True)
+        self._agent.set_active(bool(self._held or self._reading or self._waiting))
 
     def take_stats(self) -> RowConnectorStats | None:
         return self._stats.take()
@@ -262,24 +251,14 @@ class WorkerSide:
     # Prefill: holding
 
     def _pause_when_idle(self) -> None:
-        if self._is_idle and self._held and not (self._waiting or self._reading or self._dropped):
-            age_s = self._clock() - max(held.since_s for held in self._held.values())
-            time.sleep(min(age_s * IDLE_PAUSE_PER_AGE, MAX_IDLE_PAUSE_S))
+        if self._is_idle and not (self._waiting or self._reading):
+            time.sleep(min(self._held.quiet_s() * IDLE_PAUSE_PER_AGE, MAX_IDLE_PAUSE_S))
 
     def _collect_holds(self, out: KVConnectorTransferResults) -> None:
         for note in self._agent.notes():
             handoff_id, _, reader = note.decode().partition(" ")
-            held = self._held.get(handoff_id)
-            done = held.done if held is not None else self._early_notes.setdefault(handoff_id, set())
-            done.add(reader)
-        while len(self._early_notes) > EARLY_NOTES_LIMIT:
-            del self._early_notes[next(iter(self._early_notes))]
-        for handoff_id, held in list(self._held.items()):
-            request_id = held.hold.request_id
-            if len(held.done) >= held.hold.num_readers or request_id in self._dropped:
-                del self._held[handoff_id]
-                out.finished_sending.add(request_id)
-        self._dropped.clear()
+            self._held.note_reader(handoff_id, reader)
+        out.finished_sending |= self._held.take_finished()
 
     def shutdown(self) -> None:
         self._dialler.shutdown(wait=False, cancel_futures=True)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from kv_transfer.agent import LINGER_S, KVAgent, Read, ReadState, RowReader, RowRegion
+from kv_transfer.agent import KVAgent, Read, ReadState, RowReader, RowRegion
 from kv_transfer.plan import Piece
 
 ROW_BYTES = 4608
+LINGER_S = 0.2
 
 
 @dataclass
@@ -23,7 +24,7 @@ class Side:
 
 def side(name: str, num_blocks: int) -> Side:
     rows = np.zeros((num_blocks, ROW_BYTES), dtype=np.uint8)
-    agent = KVAgent(name, ["UCX"])
+    agent = KVAgent(name, ["UCX"], linger_s=LINGER_S)
     region = RowRegion(rows.ctypes.data, ROW_BYTES, num_blocks, 0, "DRAM")
     return Side(agent, rows, region, agent.register(region))
 
