@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.console import Console
-from deploy.expand import DeploymentPlan, expand
+from deploy.expand import DeploymentPlan, check_checkpoint, expand
 from deploy.local import EXIT_CONFIG, EXIT_FAILED, Launcher, LaunchFailed
 from deploy.ports import PortTaken
 from deploy.run_dir import AlreadyRunning
@@ -77,7 +77,9 @@ def _plan(options: argparse.Namespace) -> DeploymentPlan:
     overrides = list(options.overrides)
     if options.port is not None:
         overrides.append(f"router.port={options.port}")
-    return expand(load_spec(options.spec, overrides), os.environ, random.Random())
+    spec = load_spec(options.spec, overrides)
+    check_checkpoint(spec)
+    return expand(spec, os.environ, random.Random())
 
 
 def _up(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from deploy.ports import pick_free_port
-from deploy.spec import DeploymentSpec, GroupSpec, PortChoice
+from deploy.spec import NANO_MODEL, DeploymentSpec, GroupSpec, PortChoice
 from deploy.spec_file import SpecError
 from vllm_engine.args import vllm_env
 from wire.worker import WorkerRole
@@ -90,6 +90,12 @@ class _PortBook:
         port = pick_free_port(host, self._taken, self._rng)
         self._taken.add(port)
         return port
+
+
+def check_checkpoint(spec: DeploymentSpec) -> None:
+    """Raises SpecError when the model is neither ``nano`` nor a folder with a checkpoint in it."""
+    if spec.model != NANO_MODEL and not (spec.checkpoint_dir / "config.json").is_file():
+        raise SpecError(f"model: {spec.checkpoint_dir} is no checkpoint folder (it has no config.json)")
 
 
 def _plan_router(spec: DeploymentSpec, ports: _PortBook, commands: Mapping[str, tuple[str, ...]]) -> ProcessPlan:

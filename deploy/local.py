@@ -26,6 +26,8 @@ from wire.worker_config import CLUSTER_TOKEN_ENV
 
 EXIT_STOPPED, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
 NUM_TAIL_LINES = 20
+# A process that has never been up fails for a reason that stays; one more try covers a port that was just taken.
+MAX_FAILED_STARTS = 2
 POLL_START_S = 0.25
 POLL_READY_S = 1.0
 # A worker that computes answers /health late; one that listens but hangs must not hold up the others' checks.
@@ -178,13 +180,28 @@ class Launcher:
             self._up.discard(name)
             if exit_code == EXIT_CONFIG and name not in self._once_up:
                 raise LaunchFailed(_with_tail(f"{name} refuses its configuration:", process), EXIT_CONFIG)
+            await self._tell_router_of_end(name)
             delay_s = policy.note_crash()
             ended = f"{name} ended ({_describe_exit(exit_code)})"
+            if name not in self._once_up and policy.num_recent_crashes >= MAX_FAILED_STARTS:
+                raise LaunchFailed(_with_tail(f"{ended} and has never been up: giving up. Its last lines:", process))
             if delay_s is None:
                 times = f"{policy.num_recent_crashes} times within {self._plan.spec.restart.window_s:.0f} s"
                 raise LaunchFailed(_with_tail(f"{ended}, {times}: giving up. Its last lines:", process))
             self._console.say(f"  {ended}; starting it again in {delay_s:.1f} s. Its log: {process.log_path}")
             await asyncio.sleep(delay_s)
+
+    async def _tell_router_of_end(self, name: str) -> None:
+        """So that the router need not find out by a failed request or by silence; without an answer it will so."""
+        router = self._plan.processes[0]
+        if name == router.name:
+            return
+        headers = {"authorization": f"Bearer {self._environ[CLUSTER_TOKEN_ENV]}"}
+        try:
+            async with httpx.AsyncClient(trust_env=False, timeout=HEALTH_TIMEOUT_S) as client:
+                await client.delete(f"{self._plan.router_url}/internal/workers/{name}", headers=headers)
+        except httpx.TransportError as error:
+            self._console.say(f"  the router was not told that {name} ended ({type(error).__name__})")
 
     async def _watch(self) -> None:
         """Notice which processes can serve, say when the whole is ready, and fail when it takes too long."""

@@ -62,6 +62,7 @@ class WorkerSide:
         # The handshake waits for the network, so it has a thread of its own; the step only looks whether it is done.
         self._dialler = ThreadPoolExecutor(max_workers=4, thread_name_prefix="kv-handshake")
         self._dialling: dict[str, Future[bytes]] = {}
+        self._unreachable: dict[str, tuple[float, Exception]] = {}  # engine id -> until when, and why
         self._readers: dict[str, RowReader] = {}
         self._waiting: list[Pull] = []
         self._reading: dict[str, tuple[Pull, Read]] = {}
@@ -171,6 +172,11 @@ class WorkerSide:
         engine_id = handoff.remote_engine_id
         if (reader := self._readers.get(engine_id)) is not None:
             return reader
+        if engine_id in self._unreachable:
+            until_s, reason = self._unreachable[engine_id]
+            if self._clock() < until_s:
+                raise TransferFailed(f"engine {engine_id} did not answer a moment ago: {reason}")
+            del self._unreachable[engine_id]
         if (dial := self._dialling.get(engine_id)) is None:
             self._dialling[engine_id] = self._dialler.submit(
                 side_channel.ask,
@@ -182,7 +188,12 @@ class WorkerSide:
             return None
         if not dial.done():
             return None
-        del self._dialling[engine_id]  # a failed one is tried anew by the next handoff
+        del self._dialling[engine_id]
+        if (error := dial.exception()) is not None:
+            # Those that wait for the same peer fail with it, instead of waiting for a dial of their own each.
+            until_s = self._clock() + self._config.handshake_timeout_s
+            self._unreachable[engine_id] = (until_s, TransferFailed(str(error)))
+            raise error
         reader = self._readers[engine_id] = self._connect(dial.result(), engine_id)
         return reader
 

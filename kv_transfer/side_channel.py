@@ -17,6 +17,7 @@ logger = logging.getLogger(__name__)
 
 HELLO, RELEASE, STATUS = b"hello", b"release", b"status"
 _OPEN_VERBS = frozenset({HELLO})
+_MAX_REQUEST_BYTES = 1 << 16  # requests are small; a stranger must not fill our memory
 _POLL_MS = 200  # how soon the thread notices that it shall stop
 
 
@@ -34,6 +35,7 @@ class SideChannelServer:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.REP)
         self._socket.linger = 0
+        self._socket.maxmsgsize = _MAX_REQUEST_BYTES
         try:
             self._socket.bind(f"tcp://{host}:{port}")
         except zmq.ZMQError:
@@ -49,8 +51,11 @@ class SideChannelServer:
 
     def _serve(self) -> None:
         while not self._stop.is_set():
-            if self._socket.poll(_POLL_MS):
-                self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+            try:
+                if self._socket.poll(_POLL_MS):
+                    self._socket.send_multipart(self._answer(self._socket.recv_multipart()))
+            except zmq.ZMQError:
+                logger.exception("side channel: a request could not be received or answered")
         self._context.destroy(linger=0)
 
     def _answer(self, frames: list[bytes]) -> list[bytes]:

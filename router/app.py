@@ -86,7 +86,9 @@ def build_parts(
 
 def create_app(parts: RouterParts) -> FastAPI:
     """The application around the parts; its lifespan probes static workers and, at the end, waits for releases."""
-    app = FastAPI(title="tandem router", version="0.1.0", lifespan=_lifespan(parts), redoc_url=None)
+    app = FastAPI(
+        title="tandem router", version="0.1.0", lifespan=_lifespan(parts), redoc_url=None, redirect_slashes=False
+    )
     _add_error_handlers(app)
     _add_generating_routes(app, parts)
     _add_small_routes(app, parts)

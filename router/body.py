@@ -20,7 +20,7 @@ PREFILL_DROPS = frozenset(
         # costs without use: top-k over the vocabulary, the prompt's ids and text in the answer, a compiled grammar
         *("logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs"),
         *("echo", "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text", "return_token_offsets"),
-        *("routed_experts_prompt_start", "structured_outputs"),
+        *("routed_experts_prompt_start", "structured_outputs", "response_format"),
         # could end the leg in another state than "one token made"
         *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "repetition_detection"),
         # the leg's own

@@ -3,12 +3,13 @@
 A cancellation may land at any await; whatever the way out, a handoff that decode has not read for sure is released.
 """
 
+import asyncio
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 
 from router.body import ClientBody
-from router.context import Plan, RequestContext, Route, Stage
+from router.context import Endpoint, Plan, RequestContext, Route, Stage
 from router.legs import Legs, WorkerFailed, WorkerRefused, WorkerUnavailable
 from router.metrics import RouterMetrics
 from router.relay import relay
@@ -21,6 +22,7 @@ from router.workers import Worker, WorkerRegistry
 from wire.errors import BadRequest, NotFound, NoWorker, ServingError
 from wire.worker import WorkerRole
 
+BIG_BODY_BYTES = 1 << 20
 RETRIES_PER_LEG = 1
 PREFILL_RETRIES_ON = (WorkerUnreachable, WorkerBroken, WorkerFailed)
 # Not on any 5xx: decode may have spent the whole generation, and a request that fells engines would fell a second one.
@@ -58,7 +60,7 @@ class Pipeline:
             ServingError: the client must be told; nothing was sent, or a stream that has to end with an error event.
             WorkerRefused: the worker's 4xx is the answer.
         """
-        self._admit(ctx)
+        await self._admit(ctx)
         while True:
             try:
                 await self._attempt(ctx, reply)
@@ -78,13 +80,16 @@ class Pipeline:
                 await self._prefill(ctx)
             await self._decode(ctx, reply)
 
-    def _admit(self, ctx: RequestContext) -> None:
+    async def _admit(self, ctx: RequestContext) -> None:
         with self._step(ctx, Stage.ADMIT):
-            ctx.body = ClientBody.parse(ctx.raw)
-            fields = {key: member.value for key, member in ctx.body.members.items()}
-            ctx.plan = plan_request(ctx.endpoint, fields)
-            self._check_model(ctx.plan)
-            self._metrics.count_path(ctx.plan.route, ctx.plan.reason)
+            if len(ctx.raw) < BIG_BODY_BYTES:
+                ctx.body, plan = _read(ctx.endpoint, ctx.raw)
+            else:
+                # Seconds of work for the largest bodies, which the other clients' streams must not wait for.
+                ctx.body, plan = await asyncio.to_thread(_read, ctx.endpoint, ctx.raw)
+            ctx.plan = plan
+            self._check_model(plan)
+            self._metrics.count_path(plan.route, plan.reason)
 
     def _check_model(self, plan: Plan) -> None:
         served = self._registry.models()
@@ -180,6 +185,11 @@ class Pipeline:
             yield
         finally:
             ctx.step_s[stage] = ctx.step_s.get(stage, 0.0) + self._clock() - start_s
+
+
+def _read(endpoint: Endpoint, raw: bytes) -> tuple[ClientBody, Plan]:
+    body = ClientBody.parse(raw)
+    return body, plan_request(endpoint, {key: member.value for key, member in body.members.items()})
 
 
 def _no_worker(role: WorkerRole) -> NoWorker:

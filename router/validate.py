@@ -9,9 +9,11 @@ from math import isfinite
 from typing import Any
 
 from router.context import Endpoint, Plan, Route
+from router.schema_bounds import check_schema_bounds
 from wire.errors import BadRequest
 
 MAX_CHOICES = 128
+MAX_INTERVAL = 1 << 20  # tokens between two chunks; more than any context
 TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
 COMPLETIONS_DEFAULT_MAX_TOKENS = 16
 # vLLM treats a lower temperature as greedy, where several choices would be the same.
@@ -39,6 +41,9 @@ def plan_request(endpoint: Endpoint, fields: Fields) -> Plan:
     _check_limits(endpoint, fields)
     _check_sampling(fields)
     _check_logprobs(endpoint, fields)
+    _check_optional(fields, "structured_outputs", lambda v: isinstance(v, dict), "an object")
+    _check_optional(fields, "response_format", lambda v: isinstance(v, dict), "an object")
+    check_schema_bounds(fields)
     if endpoint is Endpoint.CHAT:
         _check_messages(fields.get("messages"))
     else:
@@ -103,6 +108,12 @@ def _check_output_shape(fields: Fields) -> None:
     for name in ("include_usage", "continuous_usage_stats"):
         if not isinstance((fields.get("stream_options") or {}).get(name), bool | None):
             raise BadRequest(f"`stream_options.{name}` must be a boolean.", param=f"stream_options.{name}")
+    _check_optional(
+        fields,
+        "stream_interval",
+        lambda v: _is_int(v) and 1 <= v <= MAX_INTERVAL,
+        f"an integer from 1 to {MAX_INTERVAL}",
+    )
     _check_optional(fields, "stop", _is_stop, "a non-empty string or a list of non-empty strings")
     _check_optional(fields, "stop_token_ids", _is_int_list, "a list of integers")
 
@@ -172,7 +183,10 @@ def _check_messages(messages: Any) -> None:
 
 
 def _is_media(part: Any) -> bool:
-    return isinstance(part, dict) and (part.get("type") in MEDIA_KEYS or not MEDIA_KEYS.isdisjoint(part))
+    if not isinstance(part, dict):
+        return False
+    kind = part.get("type")
+    return (isinstance(kind, str) and kind in MEDIA_KEYS) or not MEDIA_KEYS.isdisjoint(part)
 
 
 def _check_prompt(fields: Fields) -> None:

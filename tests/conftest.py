@@ -4,6 +4,11 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no failure, and every run tries the same examples.
+settings.register_profile("tandem", deadline=None, derandomize=True)
+settings.load_profile("tandem")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -92,4 +92,7 @@ def vllm_env(config: WorkerConfig) -> Mapping[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "OMP_NUM_THREADS": str(config.num_threads),
         }
+        if config.enforce_eager:
+            # vLLM compiles small helpers (ranks of logprobs) at their first use all the same: 5 s with gcc.
+            env["TORCH_COMPILE_DISABLE"] = "1"
     return env

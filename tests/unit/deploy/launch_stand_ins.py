@@ -23,7 +23,10 @@ def main() -> int:
     behaviours = dict(item.split("=") for item in options.behaviours)
     commands = {role: (*STAND_IN, behaviours.get(role, "normal")) for role in ("router", "prefill", "decode")}
     deploy.cli.expand = functools.partial(expand, commands=commands)  # type: ignore[attr-defined]
-    overrides = [f"state_dir={options.state_dir}", "model=/no/checkpoint/needed", "router.port=auto"]
+    model = Path(options.state_dir) / "model"
+    model.mkdir(parents=True, exist_ok=True)
+    (model / "config.json").write_text("{}")
+    overrides = [f"state_dir={options.state_dir}", f"model={model}", "router.port=auto"]
     return deploy.cli.main(["up", *(f"--set={override}" for override in [*overrides, *options.overrides])])
 
 

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -18,12 +19,16 @@ ORPHAN_MAKER = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c',
 
 class Handler(BaseHTTPRequestHandler):
     not_ready = False
+    crashes_when_up = False
 
     def do_GET(self) -> None:
         status = 503 if self.path == "/ready" and self.not_ready else 200
         self.send_response(status)
         self.send_header("Content-Length", "0")
         self.end_headers()
+        if self.crashes_when_up:
+            print("the engine fell over", file=sys.stderr, flush=True)
+            threading.Timer(0.5, os._exit, (3,)).start()
 
     def log_message(self, format: str, *args: object) -> None:
         """Stay quiet: the log file is for what tests look for."""
@@ -49,6 +54,7 @@ def main(arguments: list[str]) -> None:
         subprocess.Popen([sys.executable, "-c", STUBBORN])
     if "family" in behaviours:
         subprocess.run([sys.executable, "-c", ORPHAN_MAKER], check=True)
+    Handler.crashes_when_up = "crash-when-up" in behaviours
     Handler.not_ready = "never-ready" in behaviours
     HTTPServer((config["host"], config["port"]), Handler).serve_forever()
 

@@ -139,11 +139,29 @@ def test_a_process_that_ends_is_started_again(launch: Launch, tmp_path: Path) ->
 
 
 def test_a_crash_loop_stops_everything_with_1_and_shows_the_last_log_lines(launch: Launch) -> None:
-    process = launch("prefill=crash", overrides=("restart.max_crashes=2",))
+    process = launch("prefill=crash-when-up", overrides=("restart.max_crashes=2",))
     output, _ = process.communicate(timeout=END_LIMIT_S)
     assert process.returncode == 1
     assert "prefill-0 ended (exit code 3), 3 times within 300 s: giving up" in output
     assert "    the engine fell over" in output.splitlines()
+
+
+def test_a_process_that_never_comes_up_is_tried_twice_and_no_more(launch: Launch) -> None:
+    process = launch("prefill=crash", overrides=("restart.max_crashes=50",))
+    output, _ = process.communicate(timeout=END_LIMIT_S)
+    assert process.returncode == 1
+    assert output.count("prefill-0 ended (exit code 3); starting it again") == 1
+    assert "prefill-0 ended (exit code 3) and has never been up: giving up" in output
+    assert "    the engine fell over" in output.splitlines()
+
+
+def test_a_model_that_is_no_checkpoint_folder_stops_before_anything_starts(launch: Launch, tmp_path: Path) -> None:
+    process = launch(overrides=(f"model={tmp_path / 'nothing'}",))
+    output, _ = process.communicate(timeout=END_LIMIT_S)
+    assert process.returncode == 2
+    assert "model: " in output
+    assert "has no config.json" in output
+    assert "Starting" not in output
 
 
 def test_a_refused_configuration_stops_at_once_with_2_and_the_childs_message(launch: Launch) -> None:

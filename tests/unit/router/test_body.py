@@ -13,7 +13,7 @@ from wire.handoff import HandoffRequest
 
 ASK = HandoffRequest(handoff_id="0" * 32, num_readers=2)
 KEPT_KEYS = (
-    *("model", "messages", "prompt", "tools", "tool_choice", "response_format", "chat_template_kwargs"),
+    *("model", "messages", "prompt", "tools", "tool_choice", "chat_template_kwargs"),
     *("reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens", "cache_salt", "priority"),
     *("add_generation_prompt", "continue_final_message", "chat_template", "temperature", "seed", "logit_bias", "é"),
 )
