@@ -13,6 +13,7 @@ LONG = "word " * 9000
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
 TEXT: dict[str, Any] = {"model": MODEL, "prompt": "Hi", "max_tokens": 2}
+BOMB = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "array", "minItems": 1_000_000_000}}}
 AT_ONCE_S = 2.0
 
 CASES: list[tuple[str, str, Any, int, str | None]] = [
@@ -50,6 +51,16 @@ CASES: list[tuple[str, str, Any, int, str | None]] = [
         "stream_options",
     ),
     ("an image", "chat/completions", CHAT | {"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "messages"),
+    (
+        "a part of a wrong type",
+        "chat/completions",
+        CHAT | {"messages": [{"role": "user", "content": [{"type": ["x"]}]}]},
+        400,
+        None,
+    ),
+    ("a schema without end", "chat/completions", CHAT | {"response_format": BOMB}, 400, "response_format"),
+    ("text as structured outputs", "completions", TEXT | {"structured_outputs": "json"}, 400, "structured_outputs"),
+    ("a chunk interval without end", "completions", TEXT | {"stream_interval": 10**25}, 400, "stream_interval"),
     ("handoff", "completions", TEXT | {"kv_transfer_params": {"do_remote_prefill": True}}, 400, "kv_transfer_params"),
     ("null handoff", "chat/completions", CHAT | {"kv_transfer_params": None}, 400, "kv_transfer_params"),
     ("handoff by xargs", "completions", TEXT | {"vllm_xargs": {"kv_transfer_params": "x"}}, 400, "vllm_xargs"),
