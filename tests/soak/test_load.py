@@ -18,7 +18,7 @@ LENGTHS = [3, 100, 128, 130, 260, 700, 1300]
 NUM_TOKENS = 8
 NUM_REQUESTS = 300
 NUM_KILLS = 6
-ROUND_S = 60.0
+ROUND_S = 45.0
 
 
 def prompt_of(number: int) -> list[int]:
