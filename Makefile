@@ -31,7 +31,8 @@ test: install lint ## install if needed, lint, then all tests but the long ones
 
 soak: install ## the long tests; their log goes to bench/results/soak.log
 	@mkdir -p bench/results
-	@exec bash -o pipefail -c '$(BIN)/python -m pytest -m soak -v $(PYTEST_ARGS) 2>&1 | tee bench/results/soak.log'
+	@exec bash -o pipefail -c '{ echo "make soak at $$(git rev-parse --short HEAD), $$(nproc) cores, $$(uname -m)"; \
+	$(BIN)/python -m pytest -m soak -v $(PYTEST_ARGS); } 2>&1 | sed "s|$(CURDIR)|.|g" | tee bench/results/soak.log'
 
 lint: install ## style, types and import contracts
 	$(BIN)/ruff check
