@@ -8,6 +8,10 @@ export PIP_ARGS
 SPEC ?= deploy/examples/cpu.yaml
 PORT ?=
 UP_ARGS ?=
+# Where `make bench-transfer` runs, and its other options.
+DEVICE ?= cpu
+BENCH_ARGS ?=
+TRANSFER_JSON = bench/results/transfer-$(if $(filter cuda,$(DEVICE)),h200x2,cpu).json
 # Options for pytest, for example PYTEST_ARGS="tests/unit -x".
 PYTEST_ARGS ?=
 
@@ -18,10 +22,10 @@ PYTHON := $(shell for p in python3.11 python3.12 python3; do \
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak lint format install install-serve python clean distclean
+.PHONY: help serve test soak gpu-check bench-transfer lint format install install-serve python clean distclean
 
 help: ## list the targets
-	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 serve: install-serve ## install if needed, then run prefill + decode + router on this machine until Ctrl-C
 	@exec $(BIN)/tandem up --spec $(SPEC) $(if $(PORT),--port $(PORT)) $(UP_ARGS)
@@ -33,6 +37,14 @@ soak: install ## the long tests; their log goes to bench/results/soak.log
 	@mkdir -p bench/results
 	@exec bash -o pipefail -c '{ echo "make soak at $$(git rev-parse --short HEAD), $$(nproc) cores, $$(uname -m)"; \
 	$(BIN)/python -m pytest -m soak -v $(PYTEST_ARGS); } 2>&1 | sed "s|$(CURDIR)|.|g" | tee bench/results/soak.log'
+
+gpu-check: ## all that needs two CUDA devices, with the vLLM and NIXL that PYTHON has (nothing is installed)
+	@exec $(PYTHON) -m pytest -m gpu -v tests/gpu $(PYTEST_ARGS)
+
+bench-transfer: install ## rows against other layouts and vLLM's connector (DEVICE=cuda: two GPUs, figures judged)
+	@mkdir -p bench/results
+	$(BIN)/python -m bench.transfer --device $(DEVICE) $(BENCH_ARGS) --out $(TRANSFER_JSON)
+	$(if $(filter cuda,$(DEVICE)),$(BIN)/python -m bench.transfer --check $(TRANSFER_JSON))
 
 lint: install ## style, types and import contracts
 	$(BIN)/ruff check

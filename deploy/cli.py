@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from deploy.console import Console
+from deploy.ending import EXIT_FAILED, EXIT_UNUSABLE, LaunchFailed
 from deploy.expand import DeploymentPlan, check_checkpoint, expand
-from deploy.local import EXIT_CONFIG, EXIT_FAILED, Launcher, LaunchFailed
+from deploy.local import Launcher
 from deploy.ports import PortTaken
 from deploy.run_dir import AlreadyRunning
 from deploy.spec_file import DEFAULT_SPEC, SpecError, load_spec
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failure.exit_code
     except (SpecError, PortTaken) as error:
         print(f"tandem: {error}", file=sys.stderr)
-        return EXIT_CONFIG
+        return EXIT_UNUSABLE
     except (AlreadyRunning, StatusError, OSError) as error:
         print(f"tandem: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -17,9 +17,10 @@ from wire.worker_config import KVTransferConfig, WorkerConfig
 
 # -P keeps the working directory off the import path: a folder there named like a package would shadow it.
 PYTHON = (sys.executable, "-P", "-m")
+ROUTER_ROLE = "router"
 COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "router": (*PYTHON, "router"),
+        ROUTER_ROLE: (*PYTHON, "router"),
         WorkerRole.PREFILL: (*PYTHON, "prefill_worker"),
         WorkerRole.DECODE: (*PYTHON, "decode_worker"),
     }
@@ -102,9 +103,9 @@ def _plan_router(spec: DeploymentSpec, ports: _PortBook, commands: Mapping[str, 
     host, port = spec.router.host, ports.take(spec.router.host, spec.router.port)
     return ProcessPlan(
         name="router",
-        role="router",
-        # As flags, since the router's environment variables go before its file.
-        command=(*commands["router"], "--host", host, "--port", str(port)),
+        role=ROUTER_ROLE,
+        # Address as flags, since the router's environment variables go before its file.
+        command=(*commands[ROUTER_ROLE], "--key-prefix", "router.settings.", "--host", host, "--port", str(port)),
         env=COMMON_ENV,
         config={"shutdown_timeout_s": spec.timeouts.drain_s, **spec.router.settings, "host": host, "port": port},
         url=f"http://{_bracketed(spec.router.dial_host)}:{port}",
@@ -123,6 +124,7 @@ def _plan_worker(
     commands: Mapping[str, tuple[str, ...]],
 ) -> ProcessPlan:
     engine = spec.engine.overridden_by(group.engine)
+    transfer = spec.kv_transfer.overridden_by(group.kv_transfer)
     config = WorkerConfig(
         worker_id=f"{role}-{index}",
         role=role,
@@ -135,7 +137,7 @@ def _plan_worker(
         parallelism=group.parallelism,
         drain_timeout_s=spec.timeouts.drain_s,
         kv_transfer=KVTransferConfig(
-            host=group.host, port=ports.take(group.host, group.kv_port, index), **spec.kv_transfer.model_dump()
+            host=group.host, port=ports.take(group.host, group.kv_port, index), **transfer.model_dump()
         ),
         **engine.model_dump(),
     )

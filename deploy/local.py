@@ -15,17 +15,17 @@ from typing import Any
 import httpx
 
 from deploy.console import Console
-from deploy.expand import PYTHON, DeploymentPlan, ProcessPlan
+from deploy.ending import EXIT_STOPPED, EXIT_UNUSABLE, LaunchFailed, describe_exit, exit_reason, with_tail
+from deploy.expand import PYTHON, ROUTER_ROLE, DeploymentPlan, ProcessPlan
 from deploy.greeting import greeting
 from deploy.ports import PortTaken, check_port_free
 from deploy.process import ManagedProcess
 from deploy.restart import RestartPolicy
 from deploy.run_dir import RunDir
 from deploy.spec import NANO_MODEL
-from wire.worker_config import CLUSTER_TOKEN_ENV
+from wire.handoff import HANDOFF_KEY_ENV
+from wire.worker_config import CLUSTER_TOKEN_ENV, EXIT_CONFIG
 
-EXIT_STOPPED, EXIT_FAILED, EXIT_CONFIG = 0, 1, 2
-NUM_TAIL_LINES = 20
 # A process that has never been up fails for a reason that stays; one more try covers a port that was just taken.
 MAX_FAILED_STARTS = 2
 POLL_START_S = 0.25
@@ -40,14 +40,6 @@ _PORT_HINTS = {
 }
 
 
-class LaunchFailed(Exception):
-    """The deployment can't go on; the message says which process and why."""
-
-    def __init__(self, message: str, exit_code: int = EXIT_FAILED) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 class Launcher:
     """Runs one plan once."""
 
@@ -60,11 +52,16 @@ class Launcher:
         is_verbose: bool = False,
         nano_builder: tuple[str, ...] = NANO_BUILDER,
     ) -> None:
-        """``environ`` is what the processes inherit; a cluster token is added to it when it holds none."""
+        """``environ`` is what the processes inherit, but the handoff key, which workers alone get.
+
+        A cluster token and a handoff key are made up when it holds none.
+        """
         self._plan = plan
         self._console = console
         token = environ.get(CLUSTER_TOKEN_ENV) or secrets.token_urlsafe(32)
-        self._environ = MappingProxyType({**environ, CLUSTER_TOKEN_ENV: token})
+        self._handoff_key = environ.get(HANDOFF_KEY_ENV) or secrets.token_urlsafe(32)
+        inherited = {name: value for name, value in environ.items() if name != HANDOFF_KEY_ENV}
+        self._environ = MappingProxyType({**inherited, CLUSTER_TOKEN_ENV: token})
         self._is_verbose = is_verbose
         self._nano_builder = nano_builder
         self._stop_asked = asyncio.Event()
@@ -135,7 +132,7 @@ class Launcher:
         if self._stop_asked.is_set():
             await builder.stop()
         elif exit_code := await builder.wait():
-            raise LaunchFailed(_with_tail(f"The nano checkpoint was not built (exit code {exit_code}).", builder))
+            raise LaunchFailed(with_tail(f"The nano checkpoint was not built (exit code {exit_code}).", builder))
 
     async def _until_stop_or(self, *awaited: Coroutine[Any, Any, object]) -> None:
         """Return when a stop was asked or one of ``awaited`` ended, raising what it raised; cancel the others."""
@@ -162,10 +159,12 @@ class Launcher:
 
     def _prepare(self, plan: ProcessPlan, run_dir: RunDir) -> ManagedProcess:
         config = run_dir.write_config(plan.name, plan.config)
+        # The router passes handoffs on and is reached from outside: what it does not hold can't be had from it.
+        secret = {} if plan.role == ROUTER_ROLE else {HANDOFF_KEY_ENV: self._handoff_key}
         return ManagedProcess(
             name=plan.name,
             command=(*plan.command, "--config", str(config)),
-            env={**self._environ, **plan.env},
+            env={**self._environ, **secret, **plan.env},
             log_path=run_dir.new_log(plan.name),
             stop_timeout_s=self._plan.spec.timeouts.drain_s + self._plan.spec.timeouts.kill_s,
         )
@@ -178,16 +177,20 @@ class Launcher:
             process.start(self._liveness_read)
             exit_code = await process.wait()
             self._up.discard(name)
-            if exit_code == EXIT_CONFIG and name not in self._once_up:
-                raise LaunchFailed(_with_tail(f"{name} refuses its configuration:", process), EXIT_CONFIG)
+            if exit_code == EXIT_CONFIG:
+                # At any time: its peers or this machine have changed meanwhile, and a restart would not change it back.
+                headline = f"{name} can't serve as it is configured: {exit_reason(process)}"
+                raise LaunchFailed(with_tail(headline, process), EXIT_UNUSABLE)
+            if exit_code == EXIT_UNUSABLE and name not in self._once_up:
+                raise LaunchFailed(with_tail(f"{name} refuses its configuration:", process), EXIT_UNUSABLE)
             await self._tell_router_of_end(name)
             delay_s = policy.note_crash()
-            ended = f"{name} ended ({_describe_exit(exit_code)})"
+            ended = f"{name} ended ({describe_exit(exit_code)})"
             if name not in self._once_up and policy.num_recent_crashes >= MAX_FAILED_STARTS:
-                raise LaunchFailed(_with_tail(f"{ended} and has never been up: giving up. Its last lines:", process))
+                raise LaunchFailed(with_tail(f"{ended} and has never been up: giving up. Its last lines:", process))
             if delay_s is None:
                 times = f"{policy.num_recent_crashes} times within {self._plan.spec.restart.window_s:.0f} s"
-                raise LaunchFailed(_with_tail(f"{ended}, {times}: giving up. Its last lines:", process))
+                raise LaunchFailed(with_tail(f"{ended}, {times}: giving up. Its last lines:", process))
             self._console.say(f"  {ended}; starting it again in {delay_s:.1f} s. Its log: {process.log_path}")
             await asyncio.sleep(delay_s)
 
@@ -240,7 +243,7 @@ class Launcher:
         if not missing:
             message += " Every process is up, but the router has no usable pair of workers."
             missing = [self._processes[self._plan.processes[0].name]]
-        return LaunchFailed("\n".join([message, *(_with_tail(f"{p.name}, last lines:", p) for p in missing)]))
+        return LaunchFailed("\n".join([message, *(with_tail(f"{p.name}, last lines:", p) for p in missing)]))
 
     def _mirror_logs(self) -> None:
         if self._is_verbose:
@@ -265,16 +268,3 @@ async def _answers_ok(client: httpx.AsyncClient, url: str) -> bool:
     except httpx.TransportError:
         return False  # not there yet: an expected answer while it starts
     return response.status_code == httpx.codes.OK
-
-
-def _with_tail(headline: str, process: ManagedProcess) -> str:
-    tail = [f"    {line}" for line in process.log_tail(NUM_TAIL_LINES)] or ["    (it wrote nothing)"]
-    return "\n".join([headline, *tail, f"  whole log: {process.log_path}"])
-
-
-def _describe_exit(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"its supervisor was killed by {signal.Signals(-exit_code).name}"
-    if exit_code > 128 and exit_code - 128 in set(signal.Signals):
-        return f"killed by {signal.Signals(exit_code - 128).name}"
-    return f"exit code {exit_code}"

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from wire.parallelism import Parallelism
-from wire.worker_config import UNUSABLE_ADVERTISED_HOSTS, check_advertised_host
+from wire.worker_config import UNUSABLE_ADVERTISED_HOSTS, KVTransferPolicy, check_advertised_host
 
 NANO_MODEL = "nano"
 MAX_PORT = 65_535
@@ -33,8 +33,16 @@ class SpecModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class EngineSpec(SpecModel):
-    """Settings of a vLLM engine. In a group's ``engine`` section only the keys written there override."""
+class OverridableSpec(SpecModel):
+    """Base of sections that a group may have too: there, only the keys that it writes override."""
+
+    def overridden_by(self, other: Self) -> Self:
+        """This section with each key that ``other`` sets itself, null included."""
+        return self.model_copy(update={key: getattr(other, key) for key in other.model_fields_set})
+
+
+class EngineSpec(OverridableSpec):
+    """Settings of a vLLM engine."""
 
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -48,9 +56,9 @@ class EngineSpec(SpecModel):
     tool_call_parser: str | None = None
     extra_vllm_args: tuple[str, ...] = ()
 
-    def overridden_by(self, other: "EngineSpec") -> "EngineSpec":
-        """This section with each key that ``other`` sets itself, null included."""
-        return self.model_copy(update={key: getattr(other, key) for key in other.model_fields_set})
+
+class KVTransferSpec(KVTransferPolicy, OverridableSpec):
+    """How KV rows cross from prefill to decode; the keys are those of the workers' own configuration."""
 
 
 class GroupSpec(SpecModel):
@@ -62,6 +70,7 @@ class GroupSpec(SpecModel):
     port: PortChoice = "auto"
     kv_port: PortChoice = Field(default="auto", description="handshake side channel of the KV transfer")
     engine: EngineSpec = EngineSpec()
+    kv_transfer: KVTransferSpec = KVTransferSpec()
     env: dict[str, str] = Field(default_factory=dict, description="added to each worker's environment")
 
     _host = field_validator("host")(check_advertised_host)
@@ -92,15 +101,6 @@ class RouterSpec(SpecModel):
     def dial_host(self) -> str:
         """The address at which this machine reaches the router: loopback where it listens on every address."""
         return "127.0.0.1" if self.host in UNUSABLE_ADVERTISED_HOSTS else self.host
-
-
-class KVTransferSpec(SpecModel):
-    """How KV rows cross from prefill to decode."""
-
-    lease_s: float = Field(default=30.0, gt=0, le=3600, description="seconds prefill keeps blocks for a reader")
-    handshake_timeout_s: float = Field(default=5.0, gt=0, le=60)
-    load_failure_policy: Literal["recompute", "fail"] = "recompute"
-    nixl_backends: tuple[str, ...] = Field(default=("UCX",), min_length=1)
 
 
 class TimeoutsSpec(SpecModel):

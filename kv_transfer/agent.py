@@ -1,13 +1,10 @@
-"""The only file that speaks to NIXL: register rows, read rows, notify.
+"""The only file that speaks to NIXL: register rows and fence words, read them from peers, notify.
 
-One thread owns an agent. Transfers need somebody to drive them on both sides, also while that thread computes: either
-NIXL's progress thread, which spins on a core of its own for as long as the agent lives, or a thread of ours that looks
-every ``TICK_S`` while the owner says that something is under way, and sleeps otherwise. On two CPU cores the first made
-an idle engine take one of them; without either, a read waited out the 1.8 s for which its source was busy.
+An agent belongs to one thread. Transfers need somebody to drive them on both sides: the owner, by asking for notes or
+states (``mover``), or NIXL's own progress thread. That spins on a core for as long as the agent lives, and between two
+H200s it halves the rate (bench/results/transfer-h200x2.md).
 """
 
-import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,12 +13,10 @@ from typing import Any, Literal
 import numpy as np
 from nixl._api import nixl_agent, nixl_agent_config
 
+from kv_transfer.fence import WORD_BYTES
 from kv_transfer.plan import Piece
 
-TICK_S = 0.001
-# A note that was sent last still has to leave, and a computed prompt may be read before its engine knows of a reader:
-# longer than a step of a laptop takes.
-LINGER_S = 5.0
+Memory = Literal["DRAM", "VRAM"]
 
 
 class ReadState(Enum):
@@ -38,12 +33,20 @@ class RowRegion:
     row_bytes: int
     num_blocks: int
     device_id: int
-    memory: Literal["DRAM", "VRAM"]
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True)
+class WordRegion:
+    """A peer's registered fence words, in host memory."""
+
+    base_address: int
+    num_words: int
 
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """A prepared pair of descriptor lists: any block of a peer's rows into any block of ours."""
+    """A prepared pair of descriptor lists: any block of a peer's rows into any block of ours; and its fence words."""
 
     peer: str
     num_pieces: int
@@ -51,6 +54,9 @@ class RowReader:
     peer_blocks: int
     local: Any
     remote: Any
+    memory: Memory
+    """Of our rows."""
+    remote_words: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,131 +79,125 @@ class Read:
 
 
 class KVAgent:
-    """One NIXL agent with one registered region of rows.
+    """One NIXL agent with one registered region of rows, and words of its own for its readers and its reads.
 
     The thread affinity of the process is left as it is.
 
     Args:
-        enable_progress_thread: let NIXL spin on a core instead of ticking.
-        linger_s: ticking goes on for so long after the last activity.
+        enable_progress_thread: let NIXL spin on a core, so that transfers go on without the owner.
     """
 
-    def __init__(
-        self, name: str, backends: Sequence[str], *, enable_progress_thread: bool = False, linger_s: float = LINGER_S
-    ) -> None:
+    def __init__(self, name: str, backends: Sequence[str], *, enable_progress_thread: bool = False) -> None:
         config = nixl_agent_config(
             backends=list(backends), capture_telemetry=True, enable_prog_thread=enable_progress_thread
         )
         self._nixl = nixl_agent(name, config)
         self._region: RowRegion | None = None
-        self._registered: Any = None
-        self._notes: list[bytes] = []
-        self._lock = threading.RLock()  # NIXL agents are not thread-safe by default
-        self._is_active, self._is_closed = threading.Event(), False
-        self._active_until_s, self._linger_s = 0.0, linger_s
-        self._ticker: threading.Thread | None = None
-        if not enable_progress_thread:
-            self._ticker = threading.Thread(target=self._tick, name="kv-progress", daemon=True)
-            self._ticker.start()
-
-    def set_active(self, is_active: bool) -> None:
-        """Say whether a read of ours or of our rows may be under way, so that it is driven."""
-        with self._lock:
-            if is_active:
-                self._active_until_s = float("inf")
-                self._is_active.set()
-            elif self._active_until_s == float("inf"):
-                self._active_until_s = time.monotonic() + self._linger_s
+        self._registered: list[Any] = []
+        self._scratch: Any = None
 
     def register(self, region: RowRegion) -> bytes:
-        """Register the rows and return the metadata that a peer needs to reach them."""
-        size = region.row_bytes * region.num_blocks
-        self._registered = self._nixl.register_memory(
-            [(region.base_address, size, region.device_id, "")], region.memory
-        )
+        """Register the rows and return the metadata that a peer needs to reach all that is registered by now."""
+        self._register(region.base_address, region.row_bytes * region.num_blocks, region.device_id, region.memory)
         self._region = region
         metadata: bytes = self._nixl.get_agent_metadata()
         return metadata
 
-    def connect(self, metadata: bytes, rows: RowRegion, pieces: Sequence[Piece]) -> RowReader:
+    def register_words(self, words: np.ndarray, scratch: np.ndarray) -> None:
+        """Register ``words``, which peers may read, and ``scratch``, where words of peers arrive; before ``register``.
+
+        Both uint64 [n], kept alive by the caller until ``close``.
+        """
+        for array in (words, scratch):
+            self._register(array.ctypes.data, array.nbytes, 0, "DRAM")
+        self._scratch = self._prepare_words("NIXL_INIT_AGENT", scratch.ctypes.data, len(scratch))
+
+    def connect(
+        self, metadata: bytes, rows: RowRegion, pieces: Sequence[Piece], words: WordRegion | None = None
+    ) -> RowReader:
         """Learn a peer and prepare reads of its rows; later reads only name block ids.
 
         One strided line covers one piece of every block: index ``piece * num_blocks + block``.
         """
         mine = self._region
         assert mine is not None, "register first"
-        with self._lock:
-            peer = self._nixl.add_remote_agent(metadata)
-            name = peer.decode() if isinstance(peer, bytes) else peer
+        peer = self._nixl.add_remote_agent(metadata)
+        name = peer.decode() if isinstance(peer, bytes) else peer
+        local = remote = None
+        if pieces:  # a replica is only told, and NIXL takes no empty list
             local = self._prepare("NIXL_INIT_AGENT", mine, [(p.destination_offset, p.num_bytes) for p in pieces])
             remote = self._prepare(name, rows, [(p.source_offset, p.num_bytes) for p in pieces])
-        return RowReader(name, len(pieces), mine.num_blocks, rows.num_blocks, local, remote)
+        peer_words = None if words is None else self._prepare_words(name, words.base_address, words.num_words)
+        return RowReader(name, len(pieces), mine.num_blocks, rows.num_blocks, local, remote, mine.memory, peer_words)
 
     def disconnect(self, reader: RowReader) -> None:
-        """Forget a peer; only when no read of it is in flight."""
-        with self._lock:
-            self._nixl.release_dlist_handle(reader.local)
-            self._nixl.release_dlist_handle(reader.remote)
-            self._nixl.remove_remote_agent(reader.peer)
+        """Forget a peer; only when no read of it is in flight, or to cut those that are."""
+        for prepared in (reader.local, reader.remote, reader.remote_words):
+            if prepared is not None:
+                self._nixl.release_dlist_handle(prepared)
+        self._nixl.remove_remote_agent(reader.peer)
 
-    def read(self, reader: RowReader, blocks: Sequence[int], peer_blocks: Sequence[int], note: bytes) -> Read:
-        """Post one read of whole rows; the peer gets ``note`` when it is done."""
-        local = _indices(blocks, reader.local_blocks, reader.num_pieces)
-        remote = _indices(peer_blocks, reader.peer_blocks, reader.num_pieces)
-        with self._lock:
-            handle = self._nixl.make_prepped_xfer("READ", reader.local, local, reader.remote, remote, note)
-            self._nixl.transfer(handle)
-        return Read(handle, len(local))
+    def read(self, reader: RowReader, blocks: Sequence[int], peer_blocks: Sequence[int], note: bytes = b"") -> Read:
+        """Post one read of rows; the peer gets ``note``, if not empty, when it is done.
+
+        NIXL joins rows that follow each other on both sides into one copy, but only where they rise, and a pool that
+        has been used hands blocks out in falling runs: those are turned round. Sorting always would cost short reads
+        more than it gains.
+        """
+        mine, theirs = np.array(blocks, dtype=np.int32), np.array(peer_blocks, dtype=np.int32)
+        if len(theirs) > 1 and (theirs[0] - theirs[1] == 1 or theirs[-2] - theirs[-1] == 1):
+            order = np.argsort(theirs)
+            mine, theirs = mine[order], theirs[order]
+        local = _indices(mine, reader.local_blocks, reader.num_pieces)
+        remote = _indices(theirs, reader.peer_blocks, reader.num_pieces)
+        return self._post(reader.local, local, reader.remote, remote, note)
+
+    def read_word(self, reader: RowReader, word: int, scratch: int, note: bytes) -> Read:
+        """Post a read of the peer's fence word ``word`` into ``scratch`` word number ``scratch``, with a ``note``."""
+        local, remote = np.array([scratch], dtype=np.int32), np.array([word], dtype=np.int32)
+        return self._post(self._scratch, local, reader.remote_words, remote, note)
 
     def state(self, read: Read) -> ReadState:
-        with self._lock:
+        """Also moves UCX's work on. A read that NIXL can't follow any more has failed."""
+        try:
             return ReadState(self._nixl.check_xfer_state(read.handle))
+        except Exception:  # noqa: BLE001 - the bindings raise classes of their own for a lost peer
+            return ReadState.FAILED
 
     def finish(self, read: Read) -> ReadTelemetry:
         """Telemetry of a finished read, whose handle is given back."""
-        with self._lock:
-            t = self._nixl.get_xfer_telemetry(read.handle)
-            self._nixl.release_xfer_handle(read.handle)
+        t = self._nixl.get_xfer_telemetry(read.handle)
+        self._nixl.release_xfer_handle(read.handle)
         return ReadTelemetry(read.num_posted, t.descCount, t.totalBytes, t.postDuration / 1e6, t.xferDuration / 1e6)
 
     def abandon(self, read: Read) -> None:
-        """Give back the handle of a failed read."""
-        with self._lock:
-            self._nixl.release_xfer_handle(read.handle)
+        """Give back the handle of a read that failed or shall end.
+
+        Raises:
+            Exception: NIXL can't cancel it; it is still under way.
+        """
+        self._nixl.release_xfer_handle(read.handle)
 
     def notify(self, peer: str, note: bytes) -> None:
-        self.set_active(True)
-        with self._lock:
-            self._nixl.send_notif(peer, note)
+        self._nixl.send_notif(peer, note)
 
     def notes(self) -> list[bytes]:
-        """Notes that have arrived since the last call, from all peers."""
-        with self._lock:
-            self._drive()
-            notes, self._notes = self._notes, []
-        return notes
+        """Notes that have arrived since the last call, from all peers. Also moves UCX's work on."""
+        return [note for notes in self._nixl.get_new_notifs().values() for note in notes]
 
     def close(self) -> None:
-        """Deregister the rows; the memory may be freed afterwards."""
-        self._is_closed = True
-        self._is_active.set()
-        if self._ticker is not None:
-            self._ticker.join()
-        if self._registered is not None:
-            self._nixl.deregister_memory(self._registered)
-            self._registered = None
+        """Deregister everything; the memory may be freed afterwards."""
+        for registered in self._registered:
+            self._nixl.deregister_memory(registered)
+        self._registered.clear()
 
-    def _tick(self) -> None:
-        while self._is_active.wait() and not self._is_closed:
-            with self._lock:
-                if time.monotonic() > self._active_until_s:
-                    self._is_active.clear()
-                self._drive()
-            time.sleep(TICK_S)
+    def _register(self, address: int, size: int, device_id: int, memory: Memory) -> None:
+        self._registered.append(self._nixl.register_memory([(address, size, device_id, "")], memory))
 
-    def _drive(self) -> None:
-        for notes in self._nixl.get_new_notifs().values():  # also moves UCX's work on
-            self._notes += notes
+    def _post(self, local_list: Any, local: np.ndarray, remote_list: Any, remote: np.ndarray, note: bytes) -> Read:
+        handle = self._nixl.make_prepped_xfer("READ", local_list, local, remote_list, remote, note)
+        self._nixl.transfer(handle)
+        return Read(handle, len(local))
 
     def _prepare(self, owner: str, rows: RowRegion, pieces: list[tuple[int, int]]) -> Any:
         lines = [
@@ -206,8 +206,13 @@ class KVAgent:
         ]
         return self._nixl.prep_xfer_dlist(owner, np.array(lines, dtype=np.uint64), rows.memory)
 
+    def _prepare_words(self, owner: str, address: int, num_words: int) -> Any:
+        line = np.array([[address, WORD_BYTES, 0, WORD_BYTES, num_words]], dtype=np.uint64)
+        return self._nixl.prep_xfer_dlist(owner, line, "DRAM")
 
-def _indices(blocks: Sequence[int], num_blocks: int, num_pieces: int) -> np.ndarray:
-    """Descriptor indices of all pieces of ``blocks``, block by block: int32 [len(blocks) * num_pieces]."""
-    index = np.asarray(blocks, dtype=np.int64)[:, None] + np.arange(num_pieces, dtype=np.int64) * num_blocks
-    return index.ravel().astype(np.int32)
+
+def _indices(blocks: np.ndarray, num_blocks: int, num_pieces: int) -> np.ndarray:
+    """Descriptor indices of all pieces of ``blocks`` int32 [n], block by block: int32 [n * num_pieces]."""
+    if num_pieces == 1:
+        return blocks
+    return (blocks[:, None] + np.arange(num_pieces, dtype=np.int32) * np.int32(num_blocks)).ravel()

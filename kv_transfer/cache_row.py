@@ -4,7 +4,13 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from vllm.v1.kv_cache_interface import KVCacheConfig, MLAAttentionSpec, UniformTypeKVCacheSpecs
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    KVCacheConfig,
+    KVQuantMode,
+    MLAAttentionSpec,
+    UniformTypeKVCacheSpecs,
+)
 
 from kv_transfer.agent import RowRegion
 from kv_transfer.layout import Page, RowLayout
@@ -41,8 +47,19 @@ def row_of(config: KVCacheConfig) -> RowLayout:
             spec = group_spec.kv_cache_specs[name] if isinstance(group_spec, UniformTypeKVCacheSpecs) else group_spec
             # vLLM's own mark for "one head, the same on every rank"
             is_sharded = not isinstance(spec, MLAAttentionSpec)
-            pages.append(Page(name, tensor.offset + i * tensor.layer_stride, spec.page_size_bytes, is_sharded))
+            num_heads = _heads_of_page(name, spec) if is_sharded else 1
+            offset = tensor.offset + i * tensor.layer_stride
+            pages.append(Page(name, offset, spec.page_size_bytes, is_sharded, num_heads))
     return RowLayout.from_pages(pages, block_stride)
+
+
+def _heads_of_page(name: str, spec: AttentionSpec) -> int:
+    """KV heads of this rank in a page that is cut by head; each must be contiguous."""
+    if spec.page_size_bytes != spec.unpadded_page_size_bytes:
+        raise ValueError(f"page {name} is padded, so its heads can't be told apart")
+    if spec.kv_quant_mode is KVQuantMode.NVFP4:
+        raise ValueError(f"page {name} keeps the scales of all heads behind their data, so a head is not contiguous")
+    return int(spec.num_kv_heads)
 
 
 def block_size_of(config: KVCacheConfig) -> int:

@@ -16,8 +16,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kv_transfer.cache_row import REQUIRED_LAYOUT
+from kv_transfer.connector_metrics import RowConnectorMetrics
 from kv_transfer.connector_scheduler import SchedulerSide
-from kv_transfer.connector_stats import RowConnectorMetrics, RowConnectorStats
+from kv_transfer.connector_stats import RowConnectorStats
 from kv_transfer.connector_worker import WorkerSide
 from kv_transfer.step import StepMetadata
 
@@ -88,6 +89,9 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
 
     # Scheduler role
 
+    def on_new_request(self, request: "Request") -> None:
+        self.scheduler.on_new_request(request)
+
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         return self.scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
 
@@ -95,7 +99,7 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
         self.scheduler.update_state_after_alloc(request, blocks, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        return self.scheduler.build_meta(scheduler_output.total_num_scheduled_tokens)
+        return self.scheduler.build_meta(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         self.scheduler.on_worker_output(connector_output)
@@ -116,10 +120,15 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata:
         return self.worker.hello()
 
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        """vLLM's first call of a step, before anything is computed or overwritten."""
+        assert isinstance(kv_connector_metadata, StepMetadata)
+        self.worker.obey(kv_connector_metadata)
+
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         meta = self._get_connector_metadata()
         assert isinstance(meta, StepMetadata)
-        self.worker.start(meta)
+        self.worker.obey(meta)
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         return self.worker.results()

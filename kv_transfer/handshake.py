@@ -1,4 +1,11 @@
-"""What one rank tells a peer about its rows, and whether two ranks fit. The bytes travel over the side channel."""
+"""What an engine tells a peer about itself and its ranks' rows, and whether two engines fit.
+
+The answer has three shells, each opened only when the one around it fits::
+
+    wire version, greeting          any version can read the number
+        engine id, fingerprint      compared by name before anything below is looked at
+            one hello a rank        rows, addresses, NIXL metadata
+"""
 
 from typing import Literal
 
@@ -6,64 +13,58 @@ import msgspec
 
 from kv_transfer.layout import RowLayout
 from wire.errors import HandshakeMismatch
-from wire.handoff import WIRE_VERSION
+from wire.versions import HISTORY, WIRE_VERSION, may_pair
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """One rank's rows: identity, geometry, address and NIXL metadata."""
+    """One rank's rows: geometry, addresses (bytes) and NIXL metadata."""
 
-    wire_version: int = WIRE_VERSION
-    engine_id: str
-    tp_size: int
     tp_rank: int
-    block_size: int
     layout: RowLayout
     num_blocks: int
     base_address: int
     device_id: int
     memory: Literal["DRAM", "VRAM"]
+    fence_address: int
+    num_fence_words: int
     agent_metadata: bytes
 
 
-def encode(hello: Hello) -> bytes:
+class Greeting(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine. ``hellos`` are encoded, rank 0 first."""
+
+    engine_id: str
+    fingerprint: dict[str, str]
+    num_kv_heads: int
+    hellos: list[bytes]
+
+
+def encode_hello(hello: Hello) -> bytes:
     return msgspec.msgpack.encode(hello)
 
 
-def decode(payload: bytes) -> Hello:
-    """Raises HandshakeMismatch when the bytes are no hello of a version that we know."""
+def decode_hello(payload: bytes) -> Hello:
+    """Raises HandshakeMismatch when the bytes are no hello of this version."""
     try:
         return msgspec.msgpack.decode(payload, type=Hello)
-    except (msgspec.DecodeError, msgspec.ValidationError) as e:
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as e:
         raise HandshakeMismatch(f"the peer's hello can't be read: {e}") from e
 
 
-def encode_all(hellos: list[bytes]) -> bytes:
-    """The reply of an engine: the hellos of its ranks, rank 0 first."""
-    return msgspec.msgpack.encode(hellos)
+def encode_greeting(greeting: Greeting) -> bytes:
+    return msgspec.msgpack.encode((WIRE_VERSION, msgspec.msgpack.encode(greeting)))
 
 
-def decode_all(payload: bytes) -> list[Hello]:
-    try:
-        parts = msgspec.msgpack.decode(payload, type=list[bytes])
-    except (msgspec.DecodeError, msgspec.ValidationError) as e:
-        raise HandshakeMismatch(f"the peer's answer is no list of hellos: {e}") from e
-    return [decode(part) for part in parts]
-
-
-def check_peer(mine: Hello, theirs: Hello, *, engine_id: str) -> None:
-    """Refuse a peer whose rows can't be read into ours.
-
-    Args:
-        mine: this rank.
-        theirs: the rank that would be read.
-        engine_id: the engine that the handoff names; a restarted peer has another one and is refused.
+def decode_greeting(payload: bytes) -> Greeting:
+    """Open a prefill engine's answer as a decode engine.
 
     Raises:
-        HandshakeMismatch: names the first property that differs, with both sides' values.
+        HandshakeMismatch: no answer of this protocol, or of a wire version that this engine does not read.
     """
-    if theirs.engine_id != engine_id:
-        raise HandshakeMismatch(f"the handoff names engine {engine_id}, but {theirs.engine_id} answers at its address")
-    for name in ("wire_version", "tp_size", "tp_rank", "block_size", "memory", "layout"):
-        a, b = getattr(mine, name), getattr(theirs, name)
-        if a != b:
-            raise HandshakeMismatch(f"{name} differs: {b} on prefill, {a} on decode")
+    try:
+        version, inner = msgspec.msgpack.decode(payload, type=tuple[int, bytes])
+        if not may_pair(version, WIRE_VERSION):
+            raise HandshakeMismatch(f"wire version differs: {version} on prefill, {WIRE_VERSION} on decode")
+        return msgspec.msgpack.decode(inner, type=Greeting)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as e:
+        raise HandshakeMismatch(f"the peer's answer is no greeting of wire versions {sorted(HISTORY)}: {e}") from e

@@ -15,9 +15,9 @@ from wire.errors import TransferFailed
 
 logger = logging.getLogger(__name__)
 
-HELLO, RELEASE, STATUS = b"hello", b"release", b"status"
+HELLO, RELEASE, RENEW, PEERS, STATUS = b"hello", b"release", b"renew", b"peers", b"status"
 _OPEN_VERBS = frozenset({HELLO})
-_MAX_REQUEST_BYTES = 1 << 16  # requests are small; a stranger must not fill our memory
+_MAX_REQUEST_BYTES = 1 << 20  # requests are small; a stranger must not fill our memory
 _POLL_MS = 200  # how soon the thread notices that it shall stop
 
 
@@ -80,13 +80,19 @@ def ask(host: str, port: int, verb: bytes, payload: bytes = b"", *, token: str =
     Raises:
         TransferFailed: no answer in time, or the answer is an error.
     """
-    with zmq.Context() as context, context.socket(zmq.REQ) as socket:
-        socket.linger = 0
-        socket.connect(f"tcp://{host}:{port}")
-        socket.send_multipart([verb, token.encode(), payload])
-        if not socket.poll(int(timeout_s * 1000)):
-            raise TransferFailed(f"no answer from the side channel at {host}:{port} within {timeout_s:g} s")
-        status, reply = socket.recv_multipart()
+    try:
+        with zmq.Context() as context, context.socket(zmq.REQ) as socket:
+            socket.linger = 0
+            socket.connect(f"tcp://{host}:{port}")
+            socket.send_multipart([verb, token.encode(), payload])
+            if not socket.poll(int(timeout_s * 1000)):
+                raise TransferFailed(f"no answer from the side channel at {host}:{port} within {timeout_s:g} s")
+            reply = socket.recv_multipart()
+    except zmq.ZMQError as e:
+        raise TransferFailed(f"the side channel at {host}:{port} can't be asked: {e}") from e
+    if len(reply) != 2:
+        raise TransferFailed(f"what answers at {host}:{port} is no side channel: {len(reply)} frame(s)")
+    status, answer = reply
     if status != b"ok":
-        raise TransferFailed(f"the side channel at {host}:{port} refused: {reply.decode('utf-8', 'replace')}")
-    return reply
+        raise TransferFailed(f"the side channel at {host}:{port} refused: {answer.decode('utf-8', 'replace')}")
+    return answer

@@ -19,6 +19,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Flags that are not given are None, so that environment and file can speak."""
     parser = argparse.ArgumentParser(prog="router", description=__doc__, allow_abbrev=False)
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML or JSON object of settings")
+    parser.add_argument(
+        "--key-prefix", default="", metavar="TEXT", help="put before the file's keys in messages; the launcher sets it"
+    )
     for name, field in RouterConfig.model_fields.items():
         # Secrets on a command line show in the process list.
         if name not in ("cluster_token", "api_keys"):
@@ -57,9 +60,9 @@ def _already_handled(_: int, __: FrameType | None) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Entry point. Exits with 2 and the names of the bad keys when the configuration can't be used."""
     arguments = vars(parse_arguments(sys.argv[1:] if argv is None else argv))
-    file = arguments.pop("config")
+    file, key_prefix = arguments.pop("config"), arguments.pop("key_prefix")
     try:
-        config = load_config(file=file, environ=os.environ, overrides=arguments)
+        config = load_config(file=file, environ=os.environ, overrides=arguments, key_prefix=key_prefix)
     except ConfigError as error:
         print(f"router: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -8,6 +8,11 @@ from wire.handoff import HandoffRequest
 
 KV_TRANSFER_PARAMS = "kv_transfer_params"
 
+
+class HandoffMissing(UpstreamError):
+    """Prefill answered well but kept no blocks for decode, as an engine without tandem's KV connector does."""
+
+
 # Not carried on the prefill leg, whose one token is thrown away. What shapes the prompt stays, and so does what vLLM
 # checks against the vocabulary (logit_bias, bad_words): better refused before the prompt is computed than after.
 PREFILL_DROPS = frozenset(
@@ -49,7 +54,9 @@ class ClientBody:
     def prefill_body(self, handoff: HandoffRequest) -> bytes:
         """Body of the prefill leg: the client's members without ``PREFILL_DROPS``, one token, and the handoff's ask."""
         kept = [self.text[m.start : m.end] for m in self.members.values() if m.key not in PREFILL_DROPS]
-        kept += ['"max_tokens":1', '"stream":false', f'"{KV_TRANSFER_PARAMS}":{handoff.model_dump_json()}']
+        # Without what is not set: workers refuse a field that is newer than they are.
+        ask = handoff.model_dump_json(exclude_none=True)
+        kept += ['"max_tokens":1', '"stream":false', f'"{KV_TRANSFER_PARAMS}":{ask}']
         return ("{" + ",".join(kept) + "}").encode()
 
     def decode_body(self, handoff_json: str) -> bytes:
@@ -67,8 +74,8 @@ def extract_handoff_json(answer: bytes) -> str:
     """The text of ``kv_transfer_params`` in a prefill worker's answer, as it stands there.
 
     Raises:
-        UpstreamError: the answer is not JSON or holds no handoff. Going on without one would make decode compute the
-            prompt a second time, unseen.
+        UpstreamError: the answer is not JSON.
+        HandoffMissing: it holds no handoff. Going on without one would make decode compute the prompt again, unseen.
     """
     # The answer is not the client's: what is wrong with it is the worker's fault, whatever the parser calls it.
     try:
@@ -78,5 +85,8 @@ def extract_handoff_json(answer: bytes) -> str:
         raise UpstreamError("The prefill worker's answer is not JSON.", stage="prefill") from error
     member = members.get(KV_TRANSFER_PARAMS)
     if member is None or member.value is None:
-        raise UpstreamError("The prefill worker's answer holds no handoff.", stage="prefill")
+        raise HandoffMissing(
+            "The prefill worker answered without kv_transfer_params: its engine runs without tandem's KV connector.",
+            stage="prefill",
+        )
     return text[member.value_start : member.end]

@@ -78,7 +78,11 @@ class RouterConfig(BaseModel):
 
 
 def load_config(
-    *, file: Path | None = None, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None
+    *,
+    file: Path | None = None,
+    environ: Mapping[str, str],
+    overrides: Mapping[str, Any] | None = None,
+    key_prefix: str = "",
 ) -> RouterConfig:
     """Merge file, environment and overrides into one checked configuration.
 
@@ -86,17 +90,18 @@ def load_config(
         file: YAML or JSON object of fields, or None.
         environ: the process environment; ``TANDEM_CLUSTER_TOKEN`` sets ``cluster_token`` too.
         overrides: from the command line; fields that are None count as not given.
+        key_prefix: where the file's keys were written, if elsewhere; messages put it before them.
 
     Raises:
         ConfigError: unreadable file, unknown key, or wrong value; names the key.
     """
-    values: dict[str, Any] = {} if file is None else _read_file(file)
-    values |= _from_environ(environ)
-    values |= {name: value for name, value in (overrides or {}).items() if value is not None}
+    of_file: dict[str, Any] = {} if file is None else _read_file(file)
+    others = _from_environ(environ)
+    others |= {name: value for name, value in (overrides or {}).items() if value is not None}
     try:
-        return RouterConfig.model_validate(values)
+        return RouterConfig.model_validate(of_file | others)
     except ValidationError as error:
-        raise ConfigError(_describe(error)) from None
+        raise ConfigError(_describe(error, {key: key_prefix for key in of_file if key not in others})) from None
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -128,7 +133,8 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
     return values
 
 
-def _describe(error: ValidationError) -> str:
+def _describe(error: ValidationError, prefixes: Mapping[Any, str]) -> str:
     return "; ".join(
-        f"{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}" for fault in error.errors(include_input=False)
+        f"{prefixes.get(fault['loc'][0], '')}{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+        for fault in error.errors(include_input=False)
     )

@@ -7,7 +7,10 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from router.auth import ClusterAuth
 from router.workers import Worker, WorkerRegistry
-from wire.worker import HeartbeatReply, WorkerHeartbeat
+from wire.errors import Conflict
+from wire.worker import HeartbeatReply, WorkerCheck, WorkerHeartbeat
+
+MISMATCH: dict[int | str, dict[str, Any]] = {409: {"description": "It pairs with no worker of the other role."}}
 
 logger = logging.getLogger(__name__)
 
@@ -20,14 +23,28 @@ def control_router(*, registry: WorkerRegistry, auth: ClusterAuth) -> APIRouter:
 
     routes = APIRouter(prefix="/internal", tags=["control"], dependencies=[Depends(check_token)])
 
-    @routes.post("/workers")
+    @routes.post("/workers", responses=MISMATCH)
     async def heartbeat(beat: WorkerHeartbeat) -> HeartbeatReply:
-        """Register a worker, or tell how it is."""
+        """Register a worker, or tell how it is; a decode worker hears which prefill workers it may read from."""
         before = {worker.worker_id: worker.generation for worker in registry.workers()}
-        worker = registry.heartbeat(beat)
+        try:
+            worker = registry.heartbeat(beat)
+        except Conflict as error:
+            logger.warning("registration refused: %s", error.message)
+            raise
         if before.get(worker.worker_id) != worker.generation:
             logger.info("worker %s registered as %s at %s", worker.worker_id, worker.role, worker.url)
-        return HeartbeatReply(ttl_s=registry.ttl_s)
+        return HeartbeatReply(ttl_s=registry.ttl_s, peers=registry.tell_peers(worker))
+
+    @routes.post("/workers/check", status_code=204, responses=MISMATCH)
+    async def check(newcomer: WorkerCheck) -> Response:
+        """Would this worker be registered? Asked before a model is loaded; nothing is remembered."""
+        try:
+            registry.check(newcomer)
+        except Conflict as error:
+            logger.warning("a worker asked and was refused: %s", error.message)
+            raise
+        return Response(status_code=204)
 
     @routes.get("/workers")
     async def list_workers() -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The two exchanges with workers, and what each status of theirs means for the client.
 
 2xx                 go on
+4xx that says so    the handoff is at fault (``wire.refusal``), not the client's request: HandoffRefused
 401, 403, 3xx       the deployment's fault, not the client's: WorkerFailed
 other 4xx           the client's own error, passed on as it is: WorkerRefused
 503                 the worker takes nothing now: WorkerUnavailable
@@ -19,7 +20,9 @@ from router.relay import read_whole
 from router.worker_client import WorkerAnswer, WorkerClient, WorkerStream
 from router.workers import Worker
 from wire.errors import UpstreamError
-from wire.handoff import WIRE_VERSION, HandoffRequest, KVHandoff
+from wire.handoff import HandoffRequest, KVHandoff
+from wire.refusal import REFUSED_HEADER, Refusal
+from wire.versions import HISTORY
 
 
 class WorkerFailed(UpstreamError):
@@ -28,6 +31,15 @@ class WorkerFailed(UpstreamError):
 
 class WorkerUnavailable(WorkerFailed):
     """The worker takes no request now (draining, or starting)."""
+
+
+class HandoffRefused(UpstreamError):
+    """The worker does not take the handoff; ``reason`` is None where the worker names none that is known here."""
+
+    def __init__(self, worker: Worker, stage: Stage, reason: Refusal | None) -> None:
+        self.reason = reason
+        named = reason or "no known reason"
+        super().__init__(f"The {stage} worker {worker.worker_id} refused the handoff: {named}.", stage=stage)
 
 
 class WorkerRefused(Exception):
@@ -48,8 +60,8 @@ class Legs:
         """Have the prompt computed; fills ``ctx.handoff_json`` with the handoff as the worker spelled it.
 
         Raises:
-            WorkerRefused, WorkerFailed, WorkerUnreachable, WorkerBroken, WorkerTimeout.
-            UpstreamError: the answer holds no handoff, or not the one asked for.
+            WorkerRefused, HandoffRefused, WorkerFailed, WorkerUnreachable, WorkerBroken, WorkerTimeout.
+            HandoffMissing, UpstreamError: the answer holds no handoff, or not the one asked for.
         """
         ask = HandoffRequest(handoff_id=handoff_id, num_readers=ctx.checked_plan().num_choices)
         answer = await self._client.post(
@@ -95,7 +107,10 @@ def worker_headers(cluster_token: SecretStr | None) -> dict[str, str]:
     return headers
 
 
-def _judge(answer: WorkerAnswer, worker: Worker, stage: Stage) -> WorkerRefused | WorkerFailed:
+def _judge(answer: WorkerAnswer, worker: Worker, stage: Stage) -> WorkerRefused | HandoffRefused | WorkerFailed:
+    if 400 <= answer.status < 500 and REFUSED_HEADER in answer.headers:
+        said = answer.headers[REFUSED_HEADER]
+        return HandoffRefused(worker, stage, Refusal(said) if said in set(Refusal) else None)
     if 400 <= answer.status < 500 and answer.status not in (401, 403):
         return WorkerRefused(answer)
     kind = WorkerUnavailable if answer.status == 503 else WorkerFailed
@@ -108,7 +123,8 @@ def _check_handoff(handoff_json: str, ask: HandoffRequest) -> KVHandoff:
     except ValidationError as error:
         names = ", ".join(sorted({".".join(map(str, fault["loc"])) for fault in error.errors(include_input=False)}))
         raise UpstreamError(f"The prefill worker's handoff is malformed: {names}.", stage=Stage.PREFILL) from None
-    if handoff.wire_version != WIRE_VERSION:
+    # Whether decode reads that version was asked when the two were paired.
+    if handoff.wire_version not in HISTORY:
         raise UpstreamError(f"The prefill worker speaks wire version {handoff.wire_version}.", stage=Stage.PREFILL)
     if (handoff.handoff_id, handoff.num_readers) != (ask.handoff_id, ask.num_readers):
         raise UpstreamError("The prefill worker answered with another handoff.", stage=Stage.PREFILL)

@@ -10,10 +10,13 @@ from prometheus_client.registry import Collector
 
 from router.context import RequestContext, Route, Stage
 from router.workers import Worker
+from wire.refusal import Refusal
 from wire.worker import WorkerRole, WorkerState
 
 METRICS_CONTENT_TYPE = CONTENT_TYPE_LATEST
 CLIENT_LEFT_STATUS = 499
+# What a worker gave as its reason and is none that this router knows: a label must not be free text.
+OTHER_REASON = "other"
 # vLLM's own buckets for time to first token and for end-to-end latency, so that both can share one panel.
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 E2E_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
@@ -56,12 +59,22 @@ class RouterMetrics:
         self._stream_failures = Counter(
             "tandem_router_stream_failures", "Streams that ended with an error event.", registry=registry
         )
+        self._refused = Counter(
+            "tandem_router_handoffs_refused", "Handoffs that a worker did not take.", ["reason"], registry=registry
+        )
+        self._without_handoff = Counter(
+            "tandem_router_prefill_without_handoff",
+            "Good prefill answers without a handoff: the engine runs without the KV connector.",
+            registry=registry,
+        )
         self._retries = Counter("tandem_router_retries", "Second attempts.", ["leg"], registry=registry)
         # A rate over a series that only appears with its first event misses that event.
         for leg in (Stage.PREFILL, Stage.DECODE):
             self._retries.labels(leg.value)
         for stage in Stage:
             self._disconnects.labels(stage.value)
+        for reason in (*Refusal, None):
+            self._refused.labels(reason or OTHER_REASON)
 
     @contextmanager
     def counting_in_flight(self) -> Iterator[None]:
@@ -79,6 +92,12 @@ class RouterMetrics:
 
     def count_retry(self, leg: str) -> None:
         self._retries.labels(leg).inc()
+
+    def count_handoff_refused(self, reason: Refusal | None) -> None:
+        self._refused.labels(reason or OTHER_REASON).inc()
+
+    def count_prefill_without_handoff(self) -> None:
+        self._without_handoff.inc()
 
     def observe_prefill(self, seconds: float, num_blocks: int) -> None:
         self._prefill.observe(seconds)

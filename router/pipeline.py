@@ -8,9 +8,9 @@ from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
 
-from router.body import ClientBody
+from router.body import ClientBody, HandoffMissing
 from router.context import Endpoint, Plan, RequestContext, Route, Stage
-from router.legs import Legs, WorkerFailed, WorkerRefused, WorkerUnavailable
+from router.legs import HandoffRefused, Legs, WorkerFailed, WorkerRefused, WorkerUnavailable
 from router.metrics import RouterMetrics
 from router.relay import relay
 from router.release import Releaser, ReleaseReason
@@ -24,9 +24,9 @@ from wire.worker import WorkerRole
 
 BIG_BODY_BYTES = 1 << 20
 RETRIES_PER_LEG = 1
-PREFILL_RETRIES_ON = (WorkerUnreachable, WorkerBroken, WorkerFailed)
+PREFILL_RETRIES_ON = (WorkerUnreachable, WorkerBroken, WorkerFailed, HandoffRefused)
 # Not on any 5xx: decode may have spent the whole generation, and a request that fells engines would fell a second one.
-DECODE_RETRIES_ON = (WorkerUnreachable, WorkerBroken, WorkerUnavailable)
+DECODE_RETRIES_ON = (WorkerUnreachable, WorkerBroken, WorkerUnavailable, HandoffRefused)
 
 
 class Pipeline:
@@ -113,14 +113,25 @@ class Pipeline:
             if not self._registry.usable(WorkerRole.DECODE, ctx.checked_plan().model):
                 raise _no_worker(WorkerRole.DECODE)
             if ctx.checked_plan().route is Route.PREFILL_DECODE:
-                ctx.prefill = self._pick(ctx, WorkerRole.PREFILL, Stage.PREFILL)
+                ctx.prefill = self._pick_prefill(ctx)
 
-    def _pick(self, ctx: RequestContext, role: WorkerRole, leg: Stage) -> Worker:
-        # Without a name, the pair must still serve one and the same model.
-        model = ctx.checked_plan().model or (ctx.prefill.model if ctx.prefill is not None else None)
-        worker = self._selectors[role].select(self._registry.usable(role, model), avoid=ctx.tried.get(leg, ()))
+    def _pick_prefill(self, ctx: RequestContext) -> Worker:
+        model, tried = ctx.checked_plan().model, ctx.tried.get(Stage.PREFILL, ())
+        worker = self._selectors[WorkerRole.PREFILL].select(self._registry.usable_prefills(model), avoid=tried)
+        if worker is not None:
+            return worker
+        if self._registry.usable(WorkerRole.PREFILL, model):
+            raise NoWorker("No prefill worker that pairs with a decode worker is ready.", code="no_worker")
+        raise _no_worker(WorkerRole.PREFILL)
+
+    def _pick_decode(self, ctx: RequestContext) -> Worker:
+        if ctx.prefill is None:
+            candidates = self._registry.usable(WorkerRole.DECODE, ctx.checked_plan().model)
+        else:
+            candidates = self._registry.usable_decodes(ctx.prefill)
+        worker = self._selectors[WorkerRole.DECODE].select(candidates, avoid=ctx.tried.get(Stage.DECODE, ()))
         if worker is None:
-            raise _no_worker(role)
+            raise _no_worker(WorkerRole.DECODE)
         return worker
 
     async def _prefill(self, ctx: RequestContext) -> None:
@@ -135,7 +146,7 @@ class Pipeline:
     async def _decode(self, ctx: RequestContext, reply: Reply) -> None:
         async with AsyncExitStack() as stack:
             with self._step(ctx, Stage.DECODE):
-                ctx.decode = self._pick(ctx, WorkerRole.DECODE, Stage.DECODE)
+                ctx.decode = self._pick_decode(ctx)
                 stack.enter_context(ctx.decode.carrying(ctx.num_prompt_bytes))
                 stream = await stack.enter_async_context(self._legs.decode(ctx, ctx.decode))
             with self._step(ctx, Stage.RELAY):
@@ -161,6 +172,10 @@ class Pipeline:
         worker = ctx.prefill if ctx.stage is Stage.PREFILL else ctx.decode
         if worker is not None and isinstance(error, WorkerUnreachable):
             worker.is_suspect = True
+        if isinstance(error, HandoffRefused):
+            self._metrics.count_handoff_refused(error.reason)
+        if isinstance(error, HandoffMissing):
+            self._metrics.count_prefill_without_handoff()
 
     def _may_retry(self, ctx: RequestContext, error: ServingError) -> bool:
         if ctx.is_response_started:
@@ -199,6 +214,8 @@ def _no_worker(role: WorkerRole) -> NoWorker:
 def _release_reason(ctx: RequestContext, error: BaseException) -> ReleaseReason:
     if isinstance(error, WorkerRefused):
         return ReleaseReason.DECODE_REFUSED
+    if isinstance(error, HandoffRefused):
+        return ReleaseReason.HANDOFF_REFUSED
     if isinstance(error, CancelledError):
         return ReleaseReason.ABANDONED
     return ReleaseReason.PREFILL_FAILED if ctx.stage is Stage.PREFILL else ReleaseReason.DECODE_FAILED

@@ -28,6 +28,8 @@ class ReleaseReason(StrEnum):
     """The client left, or the router is stopping."""
     PREFILL_FAILED = "prefill_failed"
     DECODE_REFUSED = "decode_refused"
+    """The client's request, not the handoff."""
+    HANDOFF_REFUSED = "handoff_refused"
     DECODE_FAILED = "decode_failed"
 
 
@@ -98,7 +100,7 @@ class Releaser:
         return await self._send(worker_url, handoff_id)
 
     async def _send(self, worker_url: str, handoff_id: str) -> bool:
-        body = ReleaseRequest(handoff_id=handoff_id).model_dump_json().encode()
+        body = ReleaseRequest(handoff_id=handoff_id).model_dump_json(exclude_none=True).encode()
         answer = await self._client.post(worker_url + RELEASE_PATH, body, self._headers, timeout_s=self._timeout_s)
         if answer.status != 200:
             raise UpstreamError(f"the release was answered with {answer.status}")

@@ -1,7 +1,8 @@
 """The registry: which workers exist, what they said last, and what the router has in flight on each.
 
 A worker comes in by heartbeat (and is forgotten when silent for ``ttl_s``) or by static URL (and stays, probed by
-``router.health``). Only READY, unsuspected workers are given out. Single event loop; nothing here waits.
+``router.health``). Only READY, unsuspected workers are given out, and only in pairs that fit (``router.pairing``).
+Single event loop; nothing here waits.
 """
 
 import re
@@ -10,9 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from wire.errors import BadRequest, NotFound
-from wire.handoff import WIRE_VERSION
-from wire.worker import WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
+from router.pairing import Identity, find_mismatch, is_pair, is_same_identity
+from wire.errors import BadRequest, Conflict, NotFound
+from wire.versions import HISTORY
+from wire.worker import KVPeer, WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
 
 # A fenced process may send a few last heartbeats; more restarts than this within one ttl don't happen.
 NUM_FENCED_GENERATIONS = 16
@@ -41,6 +43,8 @@ class Worker:
     """Bytes of request bodies whose leg on this worker has not ended."""
     picked_at: int = 0
     """Place in the sequence of picks; 0: never picked."""
+    told_engines: frozenset[str] = frozenset()
+    """Decode: the prefill engines that the answer to its last heartbeat let it read from. It refuses all others."""
 
     @property
     def is_static(self) -> bool:
@@ -50,6 +54,16 @@ class Worker:
     def is_usable(self) -> bool:
         """May be given new requests."""
         return self.status.state is WorkerState.READY and not self.is_suspect
+
+    def may_read_from(self, prefill: "Worker") -> bool:
+        """Whether this decode worker can take ``prefill``'s handoffs now.
+
+        Where one of the two is static, nothing but the model is known of it.
+        """
+        if prefill.registration is None or self.registration is None:
+            return prefill.model == self.model
+        is_told = prefill.registration.engine_id in self.told_engines
+        return is_told and is_pair(prefill.registration, self.registration)
 
     @contextmanager
     def carrying(self, num_bytes: int) -> Iterator[None]:
@@ -81,16 +95,11 @@ class WorkerRegistry:
         """Register the worker or refresh it; a new generation replaces the old one at once.
 
         Raises:
-            BadRequest: another wire version, or a generation that a newer one has replaced.
+            BadRequest: an unknown wire version, or a generation that a newer one has replaced.
+            Conflict: a worker that is new here and that ``check`` refuses. One that was taken once stays, whoever
+                comes and goes beside it.
         """
         registration = beat.registration
-        if registration.wire_version != WIRE_VERSION:
-            raise BadRequest(
-                f"Worker {registration.worker_id} speaks wire version {registration.wire_version}, "
-                f"the router {WIRE_VERSION}.",
-                param="registration.wire_version",
-                code="wire_version_mismatch",
-            )
         if registration.generation in self._fenced.get(registration.worker_id, ()):
             raise BadRequest(
                 f"Worker {registration.worker_id} has a newer generation.",
@@ -98,13 +107,58 @@ class WorkerRegistry:
                 code="generation_replaced",
             )
         worker = self._workers.get(registration.worker_id)
-        if worker is None or worker.generation != registration.generation:
+        is_known = worker is not None and worker.generation == registration.generation
+        known = worker.registration if worker is not None and is_known else None
+        if known is None or not is_same_identity(known, registration):
+            self.check(registration)
+        if worker is None or not is_known:
             worker = self._replace(registration, beat.status)
         worker.registration, worker.status = registration, beat.status
         worker.url, worker.role, worker.model = registration.url.rstrip("/"), registration.role, registration.model
         worker.max_model_len = registration.max_model_len
         worker.seen_s, worker.is_suspect = self.clock(), False
         return worker
+
+    def check(self, newcomer: Identity) -> None:
+        """Whether ``newcomer`` can pair with one of the workers that it would meet, or would be the first.
+
+        Raises:
+            BadRequest: a wire version that this router has never heard of.
+            Conflict: it pairs with none of the other role that serve its model. Those that drain don't count: they
+                take no new request.
+        """
+        if newcomer.wire_version not in HISTORY:
+            raise BadRequest(
+                f"Worker {newcomer.worker_id} speaks wire version {newcomer.wire_version}, "
+                f"the router knows {', '.join(map(str, sorted(HISTORY)))}.",
+                param="wire_version",
+                code="wire_version_mismatch",
+            )
+        others = [w for w in self.workers() if w.role is not newcomer.role and w.model == newcomer.model]
+        others = [w for w in others if w.status.state is not WorkerState.DRAINING and w.worker_id != newcomer.worker_id]
+        if any(w.is_static for w in others):
+            return
+        mismatch = find_mismatch(newcomer, [w.registration for w in others if w.registration is not None])
+        if mismatch is not None:
+            raise Conflict(mismatch, code="worker_mismatch")
+
+    def tell_peers(self, worker: Worker) -> tuple[KVPeer, ...]:
+        """The side channels that ``worker`` may read from, by worker id; it is remembered that it was told them.
+
+        Those of all registered prefill workers that pair with it: one that drains, or whose engine is silent for a
+        moment, may still hold blocks for it. None for a prefill worker.
+        """
+        mine = worker.registration
+        if worker.role is WorkerRole.PREFILL or mine is None:
+            return ()
+        live = [
+            w.registration
+            for w in sorted(self.workers(), key=lambda w: w.worker_id)
+            if w.role is WorkerRole.PREFILL and w.registration is not None
+        ]
+        peers = [prefill for prefill in live if is_pair(prefill, mine)]
+        worker.told_engines = frozenset(prefill.engine_id for prefill in peers)
+        return tuple(KVPeer(engine_id=p.engine_id, host=p.kv_host, port=p.kv_port) for p in peers)
 
     def add_static(self, role: WorkerRole, url: str) -> Worker:
         """A worker known by URL alone, STARTING until its first good probe."""
@@ -143,15 +197,24 @@ class WorkerRegistry:
         """Workers of a role that may be given a request for ``model`` (None: whichever)."""
         return [w for w in self.workers() if w.role is role and w.is_usable and (model is None or w.model == model)]
 
+    def usable_prefills(self, model: str | None = None) -> list[Worker]:
+        """Usable prefill workers for ``model`` whose handoffs at least one usable decode worker can take."""
+        decodes = self.usable(WorkerRole.DECODE, model)
+        prefills = self.usable(WorkerRole.PREFILL, model)
+        return [prefill for prefill in prefills if any(decode.may_read_from(prefill) for decode in decodes)]
+
+    def usable_decodes(self, prefill: Worker) -> list[Worker]:
+        """Usable decode workers that can take ``prefill``'s handoffs."""
+        return [decode for decode in self.usable(WorkerRole.DECODE) if decode.may_read_from(prefill)]
+
     def models(self) -> dict[str, Worker]:
         """Served model names, each with one usable worker that serves it."""
         return {w.model: w for w in self.workers() if w.is_usable and w.model is not None}
 
     def missing_roles(self) -> list[WorkerRole]:
-        """Roles without a usable worker; with both there but no model in common, both."""
-        served = {role: {w.model for w in self.usable(role)} for role in WorkerRole}
-        missing = [role for role in WorkerRole if not served[role]]
-        if missing or set.intersection(*served.values()):
+        """Roles without a usable worker; with both there but no two that pair, both."""
+        missing = [role for role in WorkerRole if not self.usable(role)]
+        if missing or self.usable_prefills():
             return missing
         return list(WorkerRole)
 

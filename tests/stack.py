@@ -24,6 +24,7 @@ from openai import OpenAI
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = "tandem-nano"
 TOKEN = "test-cluster-token"
+HANDOFF_KEY = "test-handoff-key"
 START_LIMIT_S = 300.0
 STOP_LIMIT_S = 60.0
 
@@ -100,6 +101,24 @@ class Stack:
         return sums
 
 
+def process_of(stack: Stack, module: str) -> psutil.Process:
+    """The worker's API process, which is the one that has an engine as its child."""
+    found = []
+    for process in psutil.Process(stack.launcher.pid).children(recursive=True):
+        try:
+            words = process.cmdline()
+        except psutil.NoSuchProcess:  # one that has just ended
+            continue
+        if f"-m {module}" in " ".join(words) and "deploy" not in " ".join(words[:4]):
+            found.append(process)
+    return found[-1]
+
+
+def engine_of(worker: psutil.Process) -> psutil.Process:
+    """The engine core among the children of a worker's API process; the others are small helpers."""
+    return max(worker.children(), key=lambda process: process.memory_info().rss)
+
+
 def openai_client(url: str) -> OpenAI:
     return OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=120)
 
@@ -170,7 +189,7 @@ def running_stack(checkpoint: Path, log: Path, *overrides: str) -> Iterator[Stac
     command = [sys.executable, "-m", "deploy", "up", "--spec", "deploy/examples/cpu.yaml", "--verbose"]
     command += [word for setting in settings for word in ("--set", setting)]
     with log.open("wb") as out:
-        env = os.environ | {"TANDEM_CLUSTER_TOKEN": TOKEN}
+        env = os.environ | {"TANDEM_CLUSTER_TOKEN": TOKEN, "TANDEM_HANDOFF_KEY": HANDOFF_KEY}
         launcher = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=out, stderr=out)
         tree: list[psutil.Process] = []
         try:

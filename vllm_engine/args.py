@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
-from wire.worker import WorkerRole
+from wire.worker import Fingerprint, WorkerRole
 from wire.worker_config import WorkerConfig
 
 CONNECTOR = "RowConnector"
@@ -12,15 +12,14 @@ CONNECTOR_MODULE = "kv_transfer.connector"
 _KV_ROLE = {WorkerRole.PREFILL: "kv_producer", WorkerRole.DECODE: "kv_consumer"}
 
 
-def kv_transfer_json(config: WorkerConfig, engine_id: str) -> str:
+def kv_transfer_json(config: WorkerConfig, engine_id: str, fingerprint: Fingerprint) -> str:
     """vLLM's ``--kv-transfer-config`` for this worker.
 
     Args:
         engine_id: new at each start, so that handoffs of an earlier life never fit.
+        fingerprint: what a peer must have in common with this worker.
     """
-    extra = config.kv_transfer.model_dump(mode="json")
-    if config.kv_transfer.enable_progress_thread is None:
-        extra["enable_progress_thread"] = config.device != "cpu"
+    extra = {**config.kv_transfer.model_dump(mode="json"), "fingerprint": fingerprint}
     return json.dumps(
         {
             "kv_connector": CONNECTOR,
@@ -34,7 +33,9 @@ def kv_transfer_json(config: WorkerConfig, engine_id: str) -> str:
     )
 
 
-def vllm_args(config: WorkerConfig, engine_id: str, role_args: Sequence[str] = ()) -> list[str]:
+def vllm_args(
+    config: WorkerConfig, engine_id: str, fingerprint: Fingerprint, role_args: Sequence[str] = ()
+) -> list[str]:
     """The exact vLLM arguments of this worker, ``config.extra_vllm_args`` last."""
     args = [
         "--model",
@@ -60,7 +61,7 @@ def vllm_args(config: WorkerConfig, engine_id: str, role_args: Sequence[str] = (
         "--distributed-executor-backend",
         "uni" if config.parallelism.tp_size == 1 else "mp",
         "--kv-transfer-config",
-        kv_transfer_json(config, engine_id),
+        kv_transfer_json(config, engine_id, fingerprint),
         "--enable-prefix-caching",
         "--enable-request-id-headers",
         "--disable-uvicorn-access-log",

@@ -5,19 +5,20 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NoReturn
 
 from pydantic import ValidationError
 
+from kv_transfer.transport import prepare_env
 from vllm_engine.args import vllm_env
+from vllm_engine.identity import RegistrationRefused, WorkerIdentity, WrongIdentity, check_with_router
 from wire.worker import WorkerRole
-from wire.worker_config import WorkerConfig
-
-EXIT_CONFIG = 2  # the launcher does not restart a worker that can't start
+from wire.worker_config import EXIT_CONFIG, EXIT_REASON_PREFIX, WorkerConfig
 
 
 def main(role: WorkerRole, role_args: Sequence[str]) -> None:
-    """Run one worker of ``role``; exits with 2 and the key's name when its configuration is wrong."""
+    """Run one worker of ``role``; exits with 78 and the reason when it can't serve as configured."""
     parser = argparse.ArgumentParser(prog=f"{role.value}_worker", description=f"tandem {role.value} worker")
     parser.add_argument("--config", type=Path, required=True, help="JSON file with a WorkerConfig")
     path: Path = parser.parse_args().config
@@ -27,17 +28,28 @@ def main(role: WorkerRole, role_args: Sequence[str]) -> None:
             raise ValueError(f"role: this is the {role.value} worker, the configuration is for {config.role.value}")
     except ValidationError as e:
         lines = [f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in e.errors(include_url=False)]
-        _refuse(path, "\n  ".join(lines))
+        _refuse(path, "; ".join(lines))
     except (OSError, ValueError) as e:
         _refuse(path, str(e))
-    # Before vLLM is imported: it reads its environment once. What the user set stays.
-    for name, value in vllm_env(config).items():
-        os.environ.setdefault(name, value)
-    from vllm_engine.server import run
+    try:
+        identity = WorkerIdentity.create(config, os.environ)
+        check_with_router(config, identity)
+        with TemporaryDirectory(prefix="tandem-ucx-") as ucx_logs:
+            # Before vLLM and NIXL are imported: they read their environment once. What the user set stays.
+            for name, value in vllm_env(config).items():
+                os.environ.setdefault(name, value)
+            prepare_env(os.environ, Path(ucx_logs))
+            from vllm_engine.server import run
 
-    run(config, role_args)
+            run(config, identity, role_args)
+    except (RegistrationRefused, WrongIdentity) as e:
+        _end(str(e))
 
 
 def _refuse(path: Path, reason: str) -> NoReturn:
-    print(f"{path}: wrong worker configuration:\n  {reason}", file=sys.stderr)
+    _end(f"{path}: wrong worker configuration: {reason}")
+
+
+def _end(reason: str) -> NoReturn:
+    print(f"{EXIT_REASON_PREFIX}{' '.join(reason.split())}", file=sys.stderr, flush=True)
     raise SystemExit(EXIT_CONFIG)

@@ -3,15 +3,14 @@
 import argparse
 import asyncio
 import logging
-import os
 import signal
 import socket
 import time
-import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import httpx
 import uvloop
@@ -23,26 +22,31 @@ from vllm.entrypoints.launchers.launcher import serve_http, setup_server
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_engine.args import vllm_args
-from vllm_engine.auth import ClusterAuth
+from vllm_engine.auth import App, ClusterAuth
+from vllm_engine.handoff_guard import HandoffGuard
 from vllm_engine.heartbeat import Heartbeat
+from vllm_engine.identity import RegistrationRefused, WorkerIdentity
 from vllm_engine.routes import worker_routes
 from vllm_engine.state import WorkerProcess
-from wire.worker import WorkerState
-from wire.worker_config import CLUSTER_TOKEN_ENV, WorkerConfig
+from wire.worker import WorkerRole, WorkerState
+from wire.worker_config import WorkerConfig
 
 logger = logging.getLogger("vllm.tandem.worker")
 
 _DRAIN_POLL_S = 0.1  # how soon an idle worker leaves
 
 
-def run(config: WorkerConfig, role_args: Sequence[str]) -> None:
-    """Serve until SIGTERM or SIGINT; returns after the drain."""
-    generation = uuid.uuid4().hex[:12]
+def run(config: WorkerConfig, identity: WorkerIdentity, role_args: Sequence[str]) -> None:
+    """Serve until SIGTERM or SIGINT; returns after the drain.
+
+    Raises:
+        RegistrationRefused: the router can pair this worker with no other.
+    """
     cli = _cli_args_module()
     parser = cli.make_arg_parser(FlexibleArgumentParser(description="tandem worker"))
-    args = parser.parse_args(vllm_args(config, f"{config.worker_id}-{generation}", role_args))
+    args = parser.parse_args(vllm_args(config, identity.engine_id, identity.fingerprint, role_args))
     cli.validate_parsed_serve_args(args)
-    uvloop.run(_serve(config, generation, args))
+    uvloop.run(_serve(config, identity, args))
 
 
 def _cli_args_module() -> ModuleType:
@@ -53,13 +57,12 @@ def _cli_args_module() -> ModuleType:
         return import_module("vllm.entrypoints.launchers.cli_args")
 
 
-async def _serve(config: WorkerConfig, generation: str, args: argparse.Namespace) -> None:
-    token = os.environ.get(CLUSTER_TOKEN_ENV, "")
+async def _serve(config: WorkerConfig, identity: WorkerIdentity, args: argparse.Namespace) -> None:
     # Bound before the model is loaded, so that a taken port fails at once.
     _, sock = setup_server(args, reuse_port=False)
     with sock:
         async with build_async_engine_client(args) as engine:
-            process = WorkerProcess(config, generation, token, engine)
+            process = WorkerProcess(config, identity, engine)
             process.row_bytes = (await process.connector_status())["row_bytes"]
             await _serve_http(process, await _build_app(process, args), args, sock)
 
@@ -72,9 +75,14 @@ async def _build_app(process: WorkerProcess, args: argparse.Namespace) -> FastAP
     app.router.routes.clear()
     app.include_router(worker_routes(process))  # first, since vLLM has a /health of its own
     app.router.routes.extend(vllm_routes)
-    if process.token:
-        # vLLM has built its middleware already; ours goes around it, so that a stranger reaches nothing of it.
-        app.middleware_stack = ClusterAuth(app.middleware_stack or app.build_middleware_stack(), process.token)
+    # vLLM has built its middleware already; ours goes around it, so that a stranger reaches nothing of it.
+    guarded: App = HandoffGuard(
+        app.middleware_stack or app.build_middleware_stack(),
+        role=process.config.role,
+        keys=process.identity.keys,
+        is_registered=process.is_registered,
+    )
+    app.middleware_stack = ClusterAuth(guarded, process.identity.token) if process.identity.token else guarded
     return app
 
 
@@ -83,6 +91,7 @@ async def _serve_http(process: WorkerProcess, app: FastAPI, args: argparse.Names
 
     Raises:
         RuntimeError: the server ended by itself, which it does only when the engine has died.
+        RegistrationRefused: the router can pair this worker with no other.
     """
     http = asyncio.create_task(
         serve_http(
@@ -104,11 +113,13 @@ async def _serve_http(process: WorkerProcess, app: FastAPI, args: argparse.Names
         asyncio.get_running_loop().add_signal_handler(signum, _on_signal, app, stop)
     process.state = WorkerState.READY
     logger.info("%s worker %s serves at %s", process.config.role, process.config.worker_id, process.config.url)
-    async with _registered(process):
+    async with _registered(process) as beats:
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait((http, stopping), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((http, stopping, beats), return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             stopping.cancel()
+            if beats.done():
+                await beats
             await (await http)
             raise RuntimeError("the engine died")
         await _drain(process)
@@ -128,21 +139,23 @@ def _on_signal(app: FastAPI, stop: asyncio.Event) -> None:
 
 
 @asynccontextmanager
-async def _registered(process: WorkerProcess) -> AsyncIterator[None]:
-    """Heartbeats while inside; the router hears of the end."""
-    if process.config.router_url is None:
-        yield
-        return
+async def _registered(process: WorkerProcess) -> AsyncIterator["asyncio.Task[Any]"]:
+    """Heartbeats while inside, as a task that ends only when the router refuses this worker; it hears of the end."""
     async with httpx.AsyncClient(timeout=5.0) as client:
-        heartbeat = Heartbeat(process, client)
-        beats = asyncio.create_task(heartbeat.run())
+        heartbeat = Heartbeat(process, client) if process.config.router_url is not None else None
+        if heartbeat is not None:
+            process.refresh_peers = heartbeat.beat
+        elif process.config.role is WorkerRole.DECODE and not process.config.kv_transfer.extra_peers:
+            logger.warning("no router and no kv_transfer.extra_peers: every handoff will be refused as unregistered")
+        beats = asyncio.create_task(heartbeat.run() if heartbeat is not None else asyncio.Event().wait())
         try:
-            yield
+            yield beats
         finally:
             beats.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, RegistrationRefused):
                 await beats
-            await heartbeat.leave()
+            if heartbeat is not None:
+                await heartbeat.leave()
 
 
 async def _drain(process: WorkerProcess) -> None:

@@ -4,14 +4,16 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from prometheus_client import REGISTRY
 from vllm.engine.protocol import EngineClient
 
 from kv_transfer import side_channel
+from vllm_engine.identity import WorkerIdentity
 from wire.errors import TransferFailed
-from wire.worker import WorkerRegistration, WorkerState, WorkerStatus
+from wire.worker import KVPeer, WorkerRegistration, WorkerState, WorkerStatus
 from wire.worker_config import WorkerConfig
 
 logger = logging.getLogger("vllm.tandem.worker")
@@ -38,13 +40,14 @@ class WorkerProcess:
     """Shared by routes, heartbeat and drain; lives in the API process, used from its event loop only."""
 
     config: WorkerConfig
-    generation: str
-    token: str
+    identity: WorkerIdentity
     engine: EngineClient
     state: WorkerState = WorkerState.STARTING
     row_bytes: int = 0
     last_answer_s: float = 0.0
     num_leases: int = 0
+    peers: frozenset[KVPeer] = frozenset()
+    refresh_peers: Callable[[], Awaitable[None]] | None = None
 
     async def ask_engine(self, verb: bytes, payload: bytes = b"") -> bytes:
         """One question to the connector in the engine core, by its side channel.
@@ -54,7 +57,13 @@ class WorkerProcess:
         """
         kv = self.config.kv_transfer
         return await asyncio.to_thread(
-            side_channel.ask, kv.host, kv.port, verb, payload, token=self.token, timeout_s=_SIDE_CHANNEL_TIMEOUT_S
+            side_channel.ask,
+            kv.host,
+            kv.port,
+            verb,
+            payload,
+            token=self.identity.token,
+            timeout_s=_SIDE_CHANNEL_TIMEOUT_S,
         )
 
     async def connector_status(self) -> dict[str, int]:
@@ -80,7 +89,7 @@ class WorkerProcess:
         c = self.config
         return WorkerRegistration(
             worker_id=c.worker_id,
-            generation=self.generation,
+            generation=self.identity.generation,
             role=c.role,
             url=c.url,
             model=c.served_model_name,
@@ -88,7 +97,31 @@ class WorkerProcess:
             block_size=c.block_size,
             row_bytes=self.row_bytes,
             parallelism=c.parallelism,
+            engine_id=self.identity.engine_id,
+            kv_host=c.kv_transfer.host,
+            kv_port=c.kv_transfer.port,
+            fingerprint=self.identity.fingerprint,
         )
+
+    async def set_peers(self, peers: tuple[KVPeer, ...]) -> None:
+        """Tell the connector which engines are registered now, if that has changed.
+
+        Raises:
+            TransferFailed: see ask_engine.
+        """
+        if frozenset(peers) == self.peers:
+            return
+        await self.ask_engine(side_channel.PEERS, json.dumps([peer.model_dump() for peer in peers]).encode())
+        self.peers = frozenset(peers)
+
+    async def is_registered(self, engine_id: str, host: str, port: int) -> bool:
+        """Whether a handoff may name that engine; a new one may have registered since the last heartbeat."""
+        if f"{host}:{port}" in self.config.kv_transfer.extra_peers:
+            return True
+        peer = KVPeer(engine_id=engine_id, host=host, port=port)
+        if peer not in self.peers and self.refresh_peers is not None:
+            await self.refresh_peers()
+        return peer in self.peers
 
     async def status(self) -> WorkerStatus:
         """A snapshot; a connector that does not answer shows as an engine that can't serve."""

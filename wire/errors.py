@@ -4,6 +4,7 @@
     |- BadRequest               400  the request can't be served as written; names the field in ``param``
     |- Unauthorized             401
     |- NotFound                 404  unknown model or route
+    |- Conflict                 409  a worker that none of those it would meet can pair with
     |- PayloadTooLarge          413
     |- Overloaded               429
     |- NoWorker                 503  no usable worker of a role
@@ -58,6 +59,10 @@ class Unauthorized(ServingError):
 
 class NotFound(ServingError):
     status, type = 404, "not_found_error"
+
+
+class Conflict(ServingError):
+    status, type = 409, "conflict_error"
 
 
 class PayloadTooLarge(ServingError):

@@ -1,11 +1,13 @@
 """What a worker tells the router: who it is (registration) and how it is (status), together one heartbeat."""
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from wire.handoff import WIRE_VERSION
+from wire.handoff import Port
 from wire.parallelism import Parallelism
+from wire.versions import WIRE_VERSION
 
 
 class WorkerRole(StrEnum):
@@ -19,6 +21,21 @@ class WorkerState(StrEnum):
     STARTING = "starting"
     READY = "ready"
     DRAINING = "draining"
+
+
+Fingerprint = Annotated[dict[str, str], Field(max_length=64)]
+
+
+class WorkerCheck(BaseModel):
+    """Asked before a worker loads its model: is there a peer that it can never pair with?"""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    worker_id: str = Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")
+    role: WorkerRole
+    model: str = Field(min_length=1)
+    wire_version: int = WIRE_VERSION
+    fingerprint: Fingerprint
 
 
 class WorkerRegistration(BaseModel):
@@ -36,6 +53,10 @@ class WorkerRegistration(BaseModel):
     row_bytes: int = Field(ge=1, description="bytes of one KV row on one rank")
     parallelism: Parallelism = Parallelism()
     wire_version: int = WIRE_VERSION
+    engine_id: str = Field(min_length=1, max_length=256, description="names this life of the engine in handoffs")
+    kv_host: str = Field(min_length=1, max_length=253, description="address of the KV side channel")
+    kv_port: Port
+    fingerprint: Fingerprint = Field(description="what must be equal on prefill and decode, by name")
 
 
 class WorkerStatus(BaseModel):
@@ -64,9 +85,20 @@ class WorkerHeartbeat(BaseModel):
     status: WorkerStatus
 
 
+class KVPeer(BaseModel):
+    """Where a registered worker's side channel listens. A decode worker dials these addresses and no other."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine_id: str = Field(min_length=1, max_length=256)
+    host: str = Field(min_length=1, max_length=253)
+    port: Port
+
+
 class HeartbeatReply(BaseModel):
-    """How long the router believes a worker without a further heartbeat."""
+    """How long the router believes a worker without a further heartbeat, and whom the worker may read from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ttl_s: float = Field(gt=0)
+    peers: tuple[KVPeer, ...] = Field(default=(), description="to decode workers: the prefill workers they pair with")

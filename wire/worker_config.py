@@ -1,7 +1,12 @@
 """The one typed configuration of a worker process: the launcher writes it, the worker reads it.
 
 ``python -m prefill_worker --config FILE`` takes it as JSON. An unknown or wrong key stops the start with its name.
-Secrets are not in it: the cluster token comes from the environment (``TANDEM_CLUSTER_TOKEN``).
+Secrets are not in it: the cluster token and the handoff key come from the environment (``TANDEM_CLUSTER_TOKEN``,
+``TANDEM_HANDOFF_KEY``).
+
+A worker that can't serve as it is configured and must not be started again (its peers differ, a transport is missing)
+writes one line of ``EXIT_REASON_PREFIX`` and the reason to standard error and ends with ``EXIT_CONFIG``; the launcher
+then shows that line and stops the deployment.
 """
 
 from typing import Literal
@@ -12,6 +17,8 @@ from wire.parallelism import Parallelism
 from wire.worker import WorkerRole
 
 CLUSTER_TOKEN_ENV = "TANDEM_CLUSTER_TOKEN"
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
+EXIT_REASON_PREFIX = "can't serve: "
 UNUSABLE_ADVERTISED_HOSTS = frozenset({"0.0.0.0", "::", "[::]", "*", ""})
 
 
@@ -22,20 +29,45 @@ def check_advertised_host(host: str) -> str:
     return host
 
 
-class KVTransferConfig(BaseModel):
-    """How KV rows leave or reach this worker."""
+class KVTransferPolicy(BaseModel):
+    """How KV rows cross from prefill to decode: what a deployment may choose for its workers."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    host: str = Field(default="127.0.0.1", description="address of the handshake side channel, dialled by peers")
-    port: int = Field(ge=1, le=65535, description="port of the handshake side channel")
     lease_s: float = Field(default=30.0, gt=0, le=3600, description="seconds prefill keeps blocks for a reader")
     handshake_timeout_s: float = Field(default=5.0, gt=0, le=60)
-    load_failure_policy: Literal["recompute", "fail"] = "recompute"
-    nixl_backends: tuple[str, ...] = Field(default=("UCX",), min_length=1)
-    enable_progress_thread: bool | None = Field(
-        default=None, description="NIXL's spinning thread drives transfers; none: on GPU only, as it takes a CPU core"
+    load_failure_policy: Literal["recompute", "fail"] = Field(
+        default="recompute", description="KV that did not cross: compute the prompt on decode, or fail the request"
     )
+    read_timeout_s: float = Field(default=30.0, gt=0, le=3600, description="a read that takes longer is given up")
+    extra_peers: tuple[str, ...] = Field(
+        default=(), description="host:port of side channels that may be read from beside those that the router names"
+    )
+    required_transports: tuple[Literal["rdma", "nvlink", "shm", "tcp"], ...] = Field(
+        default=(), description="KV must cross by one of these; none: by whatever UCX chooses"
+    )
+    on_wrong_transport: Literal["refuse", "warn"] = "refuse"
+    nixl_backends: tuple[str, ...] = Field(default=("UCX",), min_length=1)
+    enable_progress_thread: bool = Field(
+        default=False,
+        description="NIXL's own thread drives transfers: spins on a core, and halves the rate between two H200s",
+    )
+
+    @field_validator("extra_peers")
+    @classmethod
+    def _addresses(cls, peers: tuple[str, ...]) -> tuple[str, ...]:
+        for peer in peers:
+            host, _, port = peer.rpartition(":")
+            if not host or not port.isdecimal() or not 1 <= int(port) <= 65535:
+                raise ValueError(f"{peer!r} is not host:port")
+        return peers
+
+
+class KVTransferConfig(KVTransferPolicy):
+    """How KV rows leave or reach this worker."""
+
+    host: str = Field(default="127.0.0.1", description="address of the handshake side channel, dialled by peers")
+    port: int = Field(ge=1, le=65535, description="port of the handshake side channel")
 
     _host = field_validator("host")(check_advertised_host)
 

@@ -8,11 +8,11 @@ from tests.architecture.tree import imported_modules, parse, source_files
 
 # Library -> the files that may import it, at the top or inside a function.
 SPEAKERS = {
-    "nixl": ["kv_transfer/agent.py"],
+    "nixl": ["kv_transfer/agent.py", "bench/transfer/pages_peer.py"],  # the latter posts what rows are compared with
     "ray": ["deploy/*"],
     "prometheus_client": [
         "*/metrics.py",
-        "kv_transfer/connector_stats.py",
+        "vllm_engine/handoff_guard.py",
         "vllm_engine/state.py",  # reads the engine's own counters for the heartbeat
         "bench/*",
     ],
@@ -24,8 +24,14 @@ SPEAKERS = {
         "kv_transfer/connector*.py",
         "kv_transfer/cache_row.py",
         "kv_transfer/step.py",
+        "kv_transfer/prefill_side.py",
+        "kv_transfer/decode_side.py",
+        "kv_transfer/settings.py",
+        "bench/transfer/vllm_peer.py",  # drives vLLM's own connector
     ],
-    "torch": ["msa_model/*", "kv_transfer/*", "bench/*"],
+    "zmq": ["kv_transfer/side_channel.py"],
+    "msgspec": ["kv_transfer/handshake.py", "vllm_engine/handoff_guard.py", "bench/transfer/vllm_peer.py"],
+    "torch": ["msa_model/*", "kv_transfer/cache_row.py", "kv_transfer/connector*.py", "bench/*"],
     "transformers": ["msa_model/*"],
     "httpx": ["router/worker_client.py", "vllm_engine/*", "deploy/*", "bench/*"],
     "uvicorn": ["router/__main__.py", "bench/*"],

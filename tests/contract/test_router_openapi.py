@@ -19,6 +19,7 @@ ROUTES = {
     ("/metrics", "get"),
     ("/internal/workers", "post"),
     ("/internal/workers", "get"),
+    ("/internal/workers/check", "post"),
     ("/internal/workers/{worker_id}", "delete"),
 }
 

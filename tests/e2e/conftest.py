@@ -6,7 +6,10 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from tests.stack import Stack, build_checkpoint, openai_client, running_engine, running_stack, wait_until_ok
+from tests.stack import Stack, build_checkpoint, free_port, openai_client, running_engine, running_stack, wait_until_ok
+
+# Short enough for a KV space in which two long prompts don't fit (test_unequal_tp).
+MAX_MODEL_LEN = 4096
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,12 +24,24 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Stack, str]]:
+def other_prefill_port() -> int:
+    """Side channel of a prefill worker that a test may start beside the stack; the stack's decode reads from it."""
+    return free_port()
+
+
+@pytest.fixture(scope="session")
+def running(
+    checkpoint: Path, other_prefill_port: int, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Stack, str]]:
     """The stack and the plain engine, loading at the same time: one after the other would cost another half minute."""
     logs = tmp_path_factory.mktemp("logs")
+    overrides = (
+        f"engine.max_model_len={MAX_MODEL_LEN}",
+        f"kv_transfer.extra_peers=[127.0.0.1:{other_prefill_port}]",
+    )
     with (
         running_engine(checkpoint, logs / "single.log") as (url, process),
-        running_stack(checkpoint, logs / "stack.log") as stack,
+        running_stack(checkpoint, logs / "stack.log", *overrides) as stack,
     ):
         wait_until_ok(f"{url}/health", process, logs / "single.log")
         yield stack, url

@@ -12,7 +12,7 @@ from router.app import RouterParts, build_parts, create_app
 from router.config import RouterConfig
 from tests.integration.router.fake_workers import MODEL, FakeDecode, FakePrefill, FakeWorker
 from tests.integration.router.serving import eventually, served
-from wire.worker import WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
+from wire.worker import HeartbeatReply, WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
 
 TOKEN = "cluster-token"
 CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
@@ -52,23 +52,36 @@ class Cluster:
     def released(self) -> list[str]:
         return [handoff_id for prefill in self.prefills for handoff_id in prefill.released]
 
+    def registration(self, worker: FakeWorker, **replaced: Any) -> WorkerRegistration:
+        fields = {
+            "worker_id": worker.name,
+            "generation": "g1",
+            "role": WorkerRole.PREFILL if isinstance(worker, FakePrefill) else WorkerRole.DECODE,
+            "url": self.urls[worker.name],
+            "model": MODEL,
+            "max_model_len": 8192,
+            "block_size": 128,
+            "row_bytes": 1000,
+            "engine_id": worker.name,
+            "kv_host": "127.0.0.1",
+            "kv_port": 5600,
+            "fingerprint": {"max_model_len": "8192"},
+        }
+        return WorkerRegistration.model_validate(fields | replaced)
+
+    async def send_beat(
+        self, registration: WorkerRegistration, *, state: WorkerState = WorkerState.READY, **status: Any
+    ) -> httpx.Response:
+        beat = WorkerHeartbeat(registration=registration, status=WorkerStatus(state=state, **status))
+        return await self.http.post("/internal/workers", content=beat.model_dump_json(), headers=cluster_headers())
+
     async def beat(
         self, worker: FakeWorker, *, url: str | None = None, state: WorkerState = WorkerState.READY, **status: Any
-    ) -> None:
-        role = WorkerRole.PREFILL if isinstance(worker, FakePrefill) else WorkerRole.DECODE
-        registration = WorkerRegistration(
-            worker_id=worker.name,
-            generation="g1",
-            role=role,
-            url=url or self.urls[worker.name],
-            model=MODEL,
-            max_model_len=8192,
-            block_size=128,
-            row_bytes=1000,
-        )
-        beat = WorkerHeartbeat(registration=registration, status=WorkerStatus(state=state, **status))
-        answer = await self.http.post("/internal/workers", content=beat.model_dump_json(), headers=cluster_headers())
+    ) -> HeartbeatReply:
+        registration = self.registration(worker, **({} if url is None else {"url": url}))
+        answer = await self.send_beat(registration, state=state, **status)
         assert answer.status_code == 200, answer.text
+        return HeartbeatReply.model_validate_json(answer.content)
 
     async def keep_only(self, *workers: FakeWorker) -> None:
         """The other workers leave."""

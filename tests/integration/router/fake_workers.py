@@ -3,6 +3,7 @@
 ``faults`` is a queue: each request takes the first one, if there is any.
 
     int              answer with that status and an error body
+    (int, str)       the same with the header that refuses the handoff for that reason
     "hang"           say nothing until the client leaves
     "break"          close the connection without an answer
     "break_midway"   (decode) close it after the first piece of the body
@@ -29,9 +30,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from wire.handoff import HandoffRequest, KVHandoff, ReleaseRequest
+from wire.handoff import HandoffKeys, HandoffRequest, KVHandoff, ReleaseRequest, unsigned
+from wire.refusal import REFUSED_HEADER
+from wire.versions import WIRE_VERSION
 
 MODEL = "nano"
+KEYS = HandoffKeys("a key that the router has not")
 # A prefill leg with one of these would fail, stall or cost more on a real engine.
 FORBIDDEN_ON_PREFILL = frozenset(
     {
@@ -121,9 +125,11 @@ class _Generate:
             await worker.gate.wait()
         if fault == "break":
             await break_connection(request)
-        if isinstance(fault, int):
-            body = {"error": {"message": f"{worker.name} says {fault}", "type": "x", "param": None, "code": fault}}
-            await JSONResponse(body, status_code=fault)(request.scope, request.receive, send)
+        if isinstance(fault, int | tuple):
+            status, reason = fault if isinstance(fault, tuple) else (fault, None)
+            headers = None if reason is None else {REFUSED_HEADER: reason}
+            body = {"error": {"message": f"{worker.name} says {status}", "type": "x", "param": None, "code": status}}
+            await JSONResponse(body, status_code=status, headers=headers)(request.scope, request.receive, send)
         elif fault == "empty":
             await Response(b"", media_type="application/json")(request.scope, request.receive, send)
         else:
@@ -167,8 +173,8 @@ class FakePrefill(FakeWorker):
         await JSONResponse(answer)(request.scope, request.receive, send)
 
     def _handoff(self, ask: HandoffRequest, replaced: dict[str, Any]) -> dict[str, Any]:
-        handoff = KVHandoff(
-            wire_version=1,
+        handoff = unsigned(
+            wire_version=WIRE_VERSION,
             handoff_id=ask.handoff_id,
             num_readers=ask.num_readers,
             remote_engine_id=self.name,
@@ -178,9 +184,12 @@ class FakePrefill(FakeWorker):
             remote_block_ids=[7, 3, 5],
             remote_num_tokens=300,
             tp_size=1,
-            lease_expires_unix_s=2e9,
+            prompt_digest="d" * 64,
+            lease_s=30.0,
+            lease_slot=5,
+            lease_serial=17,
         )
-        return handoff.model_dump() | replaced
+        return KEYS.sign(handoff).model_dump() | replaced
 
     async def _release(self, request: Request) -> Response:
         if self.release_statuses and (status := self.release_statuses.popleft()) != 200:
@@ -237,6 +246,7 @@ class FakeDecode(FakeWorker):
         if params is None:
             return
         handoff = KVHandoff.model_validate(params)
+        assert KEYS.verify(handoff)
         leases = self.prefills[handoff.remote_engine_id].leases
         assert leases.pop(handoff.handoff_id) == handoff.num_readers
         self.num_reads += handoff.num_readers

@@ -1,15 +1,18 @@
-"""Waiting for processes to end without sleeping: process file descriptors become readable at exit."""
+"""Watching a launcher and its processes from outside, and waiting without sleeping: pidfds become readable at exit."""
 
 import os
 import select
 import subprocess
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from deploy.child import read_process_table
 
 END_LIMIT_S = 20.0
+# The fixture `launch`: behaviours, overrides and environment to the running launcher.
+Launch = Callable[..., "subprocess.Popen[str]"]
 
 
 def tree_below(root_pid: int) -> set[int]:
@@ -59,3 +62,19 @@ def read_until(process: "subprocess.Popen[str]", text: str) -> list[str]:
         if text in line:
             return lines
     raise AssertionError(f"{text!r} never came; output:\n" + "\n".join(lines))
+
+
+def wait_all_up(process: "subprocess.Popen[str]") -> list[str]:
+    """Lines up to the one that reports the last of the three processes, whatever their order."""
+    lines: list[str] = []
+    while sum(" is up (" in line for line in lines) < 3:
+        lines += read_until(process, " is up (")
+    return lines
+
+
+def command_line(pid: int) -> bytes:
+    """Its arguments, each ended by a zero byte; empty where it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except FileNotFoundError:
+        return b""

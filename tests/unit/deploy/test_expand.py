@@ -45,6 +45,22 @@ def test_each_worker_gets_a_configuration_that_the_worker_accepts() -> None:
     assert (prefill.max_num_seqs, decode.max_num_seqs) == (16, 2)
 
 
+def test_a_groups_own_transfer_keys_reach_its_workers_alone() -> None:
+    made = plan(
+        kv_transfer={"lease_s": 7, "read_timeout_s": 9},
+        decode={"kv_transfer": {"lease_s": 8, "required_transports": ["tcp"], "on_wrong_transport": "warn"}},
+    )
+    prefill, decode = (WorkerConfig.model_validate(process.config).kv_transfer for process in made.processes[1:])
+    assert (prefill.lease_s, prefill.read_timeout_s, prefill.required_transports) == (7, 9, ())
+    assert (decode.lease_s, decode.read_timeout_s, decode.required_transports) == (8, 9, ("tcp",))
+    assert (prefill.on_wrong_transport, decode.on_wrong_transport) == ("refuse", "warn")
+
+
+def test_the_router_names_its_settings_as_the_spec_does() -> None:
+    command = plan().processes[0].command
+    assert command[command.index("--key-prefix") + 1] == "router.settings."
+
+
 def test_the_router_gets_its_address_and_the_settings_passed_through() -> None:
     router = plan(router={"port": 8123, "settings": {"max_body_bytes": 1000}}).processes[0]
     assert router.config == {"host": "127.0.0.1", "port": 8123, "max_body_bytes": 1000, "shutdown_timeout_s": 30}

@@ -3,55 +3,23 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.unit.deploy.process_tree import END_LIMIT_S, Watched, read_until, tree_below
-
-LAUNCH = (sys.executable, str(Path(__file__).with_name("launch_stand_ins.py")))
-FAST = ("restart.initial_backoff_s=0.05", "restart.max_backoff_s=0.05", "timeouts.drain_s=0.5", "timeouts.kill_s=0.5")
-Launch = Callable[..., "subprocess.Popen[str]"]
-
-
-@pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
-    started: list[subprocess.Popen[str]] = []
-
-    def start(
-        *behaviours: str, overrides: tuple[str, ...] = (), env: dict[str, str] | None = None
-    ) -> "subprocess.Popen[str]":
-        options = [f"--set={override}" for override in (*FAST, *overrides)]
-        started.append(
-            subprocess.Popen(
-                [*LAUNCH, str(tmp_path), *behaviours, *options],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, **(env or {})},
-            )
-        )
-        return started[-1]
-
-    yield start
-    for process in started:
-        process.kill()
-        process.communicate()
+from tests.unit.deploy.process_tree import (
+    END_LIMIT_S,
+    Launch,
+    Watched,
+    command_line,
+    read_until,
+    tree_below,
+    wait_all_up,
+)
 
 
 def log_of(tmp_path: Path, name: str) -> str:
     return (tmp_path / "run" / "cpu" / f"{name}.log").read_text()
-
-
-def wait_all_up(process: "subprocess.Popen[str]") -> list[str]:
-    """Lines up to the one that reports the last of the three processes, whatever their order."""
-    lines: list[str] = []
-    while sum(" is up (" in line for line in lines) < 3:
-        lines += read_until(process, " is up (")
-    return lines
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -120,8 +88,8 @@ def test_nothing_survives_a_launcher_that_is_killed(launch: Launch) -> None:
 def test_a_killed_supervisor_takes_its_session_along_and_is_replaced(launch: Launch) -> None:
     process = launch("prefill=engine")
     wait_all_up(process)
-    ours = {pid for pid in tree_below(process.pid) if b"prefill-0.json" in _command_line(pid)}
-    supervisor = next(pid for pid in ours if b"child.py" in _command_line(pid))
+    ours = {pid for pid in tree_below(process.pid) if b"prefill-0.json" in command_line(pid)}
+    supervisor = next(pid for pid in ours if b"child.py" in command_line(pid))
     below = tree_below(supervisor)
     assert len(below) == 2  # the child and its engine process
     with Watched(below) as watched:
@@ -173,36 +141,32 @@ def test_a_refused_configuration_stops_at_once_with_2_and_the_childs_message(lau
     assert "starting it again" not in output
 
 
+@pytest.mark.parametrize("behaviour", ["refuse-peers", "refuse-when-up"])
+def test_a_worker_that_its_peers_can_not_pair_with_stops_everything_at_once(launch: Launch, behaviour: str) -> None:
+    process = launch(f"decode={behaviour}", overrides=("restart.max_crashes=50",))
+    output, _ = process.communicate(timeout=END_LIMIT_S)
+    assert process.returncode == 2
+    reason = "max_model_len differs: 4096 on decode-0, 8192 on prefill-0"
+    assert f"tandem: decode-0 can't serve as it is configured: {reason}" in output.splitlines()
+    assert ("decode-0 is up" in output) == (behaviour == "refuse-when-up")
+    assert "Stopping" in output
+    assert "starting it again" not in output
+
+
+def test_a_worker_that_refuses_without_a_word_stops_everything_too(launch: Launch) -> None:
+    process = launch("prefill=refuse-silently", "decode=stubborn")
+    output, _ = process.communicate(timeout=END_LIMIT_S)
+    assert process.returncode == 2
+    # Its last line stands for the reason it did not give.
+    assert "prefill-0 can't serve as it is configured: handoff key is in the environment: True" in output
+    assert "starting it again" not in output
+
+
 def test_a_start_that_takes_too_long_fails_and_says_what_is_missing(launch: Launch) -> None:
     process = launch("router=never-ready", overrides=("timeouts.start_s=1.5",))
     output, _ = process.communicate(timeout=END_LIMIT_S)
     assert process.returncode == 1
     assert "Not ready within timeouts.start_s" in output
-
-
-def test_a_minted_token_reaches_every_process_by_environment_and_appears_nowhere(
-    launch: Launch, tmp_path: Path
-) -> None:
-    process = launch(env={"TANDEM_CLUSTER_TOKEN": ""})
-    wait_all_up(process)
-    child = next(pid for pid in tree_below(process.pid) if b"stand_in.py" in _command_line(pid))
-    environment = dict(item.partition(b"=")[::2] for item in Path(f"/proc/{child}/environ").read_bytes().split(b"\0"))
-    token = environment[b"TANDEM_CLUSTER_TOKEN"]
-    assert len(token) >= 32
-    assert not any(token in _command_line(pid) for pid in tree_below(process.pid))
-    process.terminate()
-    output, _ = process.communicate(timeout=END_LIMIT_S)
-    assert token.decode() not in output
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) >= 7
-    assert not any(token in path.read_bytes() for path in files)
-
-
-def test_a_given_token_is_passed_on(launch: Launch) -> None:
-    process = launch(env={"TANDEM_CLUSTER_TOKEN": "given"})
-    wait_all_up(process)
-    child = next(pid for pid in tree_below(process.pid) if b"stand_in.py" in _command_line(pid))
-    assert b"TANDEM_CLUSTER_TOKEN=given" in Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
 
 
 def test_a_taken_port_is_named_before_anything_starts(launch: Launch, tmp_path: Path) -> None:
@@ -221,10 +185,3 @@ def test_a_second_launcher_of_the_same_deployment_is_refused(launch: Launch) -> 
     output, _ = second.communicate(timeout=END_LIMIT_S)
     assert second.returncode == 1
     assert "a deployment already runs in" in output
-
-
-def _command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return b""

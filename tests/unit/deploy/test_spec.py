@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from deploy.spec import DeploymentSpec, EngineSpec
+from deploy.spec import DeploymentSpec, EngineSpec, KVTransferSpec
+from wire.worker_config import KVTransferConfig
 
 BASE = {"name": "small", "model": "nano", "served_model_name": "m"}
 
@@ -52,6 +53,38 @@ def test_a_group_overrides_only_the_engine_keys_it_writes() -> None:
     base = EngineSpec.model_validate({"max_num_seqs": 4, "kv_cache_bytes": 1 << 27})
     merged = base.overridden_by(EngineSpec.model_validate({"kv_cache_bytes": None}))
     assert (merged.max_num_seqs, merged.kv_cache_bytes) == (4, None)
+
+
+def test_a_group_overrides_only_the_transfer_keys_it_writes() -> None:
+    base = KVTransferSpec.model_validate({"lease_s": 7, "extra_peers": ["10.0.0.1:5600"]})
+    merged = base.overridden_by(KVTransferSpec.model_validate({"extra_peers": [], "lease_s": 30}))
+    assert (merged.lease_s, merged.extra_peers) == (30, ())
+    assert base.overridden_by(KVTransferSpec()) == base
+
+
+def test_the_transfer_keys_are_those_of_a_worker_but_for_its_own_address() -> None:
+    fields, of_worker = KVTransferSpec.model_fields, KVTransferConfig.model_fields
+    assert set(of_worker) - set(fields) == {"host", "port"}
+    assert {name: field.default for name, field in fields.items()} == {name: of_worker[name].default for name in fields}
+
+
+@pytest.mark.parametrize("section", ["kv_transfer", "prefill.kv_transfer", "decode.kv_transfer"])
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("read_timeout_s", 0),
+        ("extra_peers", ["nowhere"]),
+        ("required_transports", ["pigeon"]),
+        ("on_wrong_transport", "hope"),
+        ("port", 5600),
+    ],
+)
+def test_a_wrong_transfer_key_is_refused_by_its_path(section: str, key: str, value: object) -> None:
+    group, _, last = section.rpartition(".")
+    with pytest.raises(ValidationError) as refusal:
+        spec(**({group: {last: {key: value}}} if group else {last: {key: value}}))
+    paths = [".".join(map(str, fault["loc"])) for fault in refusal.value.errors()]
+    assert [path.startswith(f"{section}.{key}") for path in paths] == [True]
 
 
 def test_kv_cache_bytes_reads_units() -> None:

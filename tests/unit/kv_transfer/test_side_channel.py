@@ -2,6 +2,7 @@
 
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import zmq
@@ -69,6 +70,30 @@ def test_unknown_verbs_and_frames_are_refused(port: int) -> None:
 def test_a_taken_port_fails_the_start(port: int) -> None:
     with pytest.raises(zmq.ZMQError):
         side_channel.SideChannelServer("127.0.0.1", port, {}, token="")
+
+
+@pytest.mark.parametrize("frames", [[b"ok"], [b"ok", b"rows", b"more"], [b"\xff"]])
+def test_an_answer_of_another_protocol_is_an_error_of_the_transfer(frames: list[bytes]) -> None:
+    with zmq.Context() as context, context.socket(zmq.REP) as stranger:
+        stranger.linger = 0
+        port = stranger.bind_to_random_port("tcp://127.0.0.1")
+
+        def answer() -> None:
+            assert stranger.poll(5000)
+            stranger.recv_multipart()
+            stranger.send_multipart(frames)
+
+        with ThreadPoolExecutor(1) as thread:
+            answered = thread.submit(answer)
+            with pytest.raises(TransferFailed):
+                ask(port, side_channel.HELLO)
+            answered.result()
+
+
+@pytest.mark.parametrize("host", ["no such host", "127.0.0.1;ipc:///x", "host.invalid", "[::1", "\u00fc"])
+def test_an_address_that_can_t_be_dialled_is_an_error_of_the_transfer(host: str) -> None:
+    with pytest.raises(TransferFailed):
+        side_channel.ask(host, 5600, side_channel.HELLO, timeout_s=0.05)
 
 
 def test_silence_is_an_error_within_the_time_given() -> None:

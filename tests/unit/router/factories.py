@@ -1,7 +1,13 @@
 """Named values that the router's unit tests share."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from router.workers import Worker
+from wire.versions import WIRE_VERSION
 from wire.worker import WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
+
+FINGERPRINT = MappingProxyType({"kv_dtype": "nvfp4", "max_model_len": "8192"})
 
 
 class ManualClock:
@@ -22,8 +28,10 @@ def make_heartbeat(
     url: str = "http://127.0.0.1:8100",
     model: str = "nano",
     state: WorkerState = WorkerState.READY,
-    wire_version: int = 1,
+    wire_version: int = WIRE_VERSION,
+    fingerprint: Mapping[str, str] = FINGERPRINT,
 ) -> WorkerHeartbeat:
+    """Of an engine that is named by worker and generation, with a side channel at an address of the worker's own."""
     registration = WorkerRegistration(
         worker_id=worker_id,
         generation=generation,
@@ -34,6 +42,10 @@ def make_heartbeat(
         block_size=128,
         row_bytes=1000,
         wire_version=wire_version,
+        engine_id=f"{worker_id}-{generation}",
+        kv_host=f"{worker_id}.kv",
+        kv_port=5600,
+        fingerprint=dict(fingerprint),
     )
     return WorkerHeartbeat(registration=registration, status=WorkerStatus(state=state))
 

@@ -36,7 +36,7 @@ def test_the_prefill_body_equals_the_same_edit_on_a_dict(
 ) -> None:
     raw = (before + json.dumps(body, indent=indent, ensure_ascii=False) + after).encode()
     expected = {key: value for key, value in body.items() if key not in PREFILL_DROPS}
-    expected |= {"max_tokens": 1, "stream": False, KV_TRANSFER_PARAMS: ASK.model_dump()}
+    expected |= {"max_tokens": 1, "stream": False, KV_TRANSFER_PARAMS: ASK.model_dump(exclude_none=True)}
     assert json.loads(ClientBody.parse(raw).prefill_body(ASK)) == expected
 
 

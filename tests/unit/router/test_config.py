@@ -67,6 +67,14 @@ def test_a_wrong_key_or_value_in_a_file_is_named(tmp_path: Path, text: str, key:
         load_config(file=write(tmp_path, text), environ={})
 
 
+def test_keys_of_a_file_that_came_from_elsewhere_are_named_as_they_were_written_there(tmp_path: Path) -> None:
+    file = write(tmp_path, "nonsense: 1\nport: 1\nprefill: [ftp://x]\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(file=file, environ={"TANDEM_ROUTER_PORT": "x"}, key_prefix="router.settings.")
+    named = {fault.split(": ")[0] for fault in str(caught.value).split("; ")}
+    assert named == {"router.settings.nonsense", "router.settings.prefill.0", "port"}
+
+
 @pytest.mark.parametrize("text", ["- 1", "{", "1: 2"])
 def test_a_file_that_holds_no_object_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):
@@ -104,6 +112,12 @@ def test_secrets_are_neither_printed_nor_quoted_in_errors() -> None:
 )
 def test_loopback_is_recognised(host: str, is_loopback: bool) -> None:
     assert RouterConfig(host=host).is_loopback is is_loopback
+
+
+def test_the_command_prefixes_the_files_keys_as_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--key-prefix", "router.settings.", "--config", str(write(tmp_path, "nonsense: 1"))])
+    assert capsys.readouterr().err.startswith("router: router.settings.nonsense: ")
 
 
 def test_the_command_stops_with_the_bad_keys_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ import pytest
 from router.workers import NUM_FENCED_GENERATIONS, Worker, WorkerRegistry
 from tests.unit.router.factories import ManualClock, make_heartbeat
 from wire.errors import BadRequest, NotFound
+from wire.versions import HISTORY
 from wire.worker import WorkerRole, WorkerState
 
 TTL_S = 6.0
@@ -79,11 +80,17 @@ def test_fenced_generations_are_bounded(registry: WorkerRegistry) -> None:
     assert len(fenced) == NUM_FENCED_GENERATIONS
 
 
-def test_another_wire_version_is_refused(registry: WorkerRegistry) -> None:
+def test_an_unknown_wire_version_is_refused(registry: WorkerRegistry) -> None:
     with pytest.raises(BadRequest) as caught:
         registry.heartbeat(make_heartbeat(wire_version=99))
     assert caught.value.code == "wire_version_mismatch"
     assert registry.workers() == []
+
+
+@pytest.mark.parametrize("version", HISTORY)
+def test_every_version_of_the_history_may_register(registry: WorkerRegistry, version: int) -> None:
+    registry.heartbeat(make_heartbeat(wire_version=version))
+    assert usable_ids(registry) == ["prefill-0"]
 
 
 def test_a_worker_can_be_removed_by_id(registry: WorkerRegistry) -> None:
@@ -123,16 +130,6 @@ def test_usable_workers_are_told_apart_by_role_and_model(registry: WorkerRegistr
     assert usable_ids(registry, WorkerRole.DECODE) == ["decode-0"]
     assert [w.worker_id for w in registry.usable(WorkerRole.PREFILL, "other")] == ["prefill-1"]
     assert set(registry.models()) == {"nano", "other"}
-
-
-def test_a_pair_is_missing_until_both_roles_serve_one_model(registry: WorkerRegistry) -> None:
-    assert registry.missing_roles() == [WorkerRole.PREFILL, WorkerRole.DECODE]
-    registry.heartbeat(make_heartbeat("decode-0", role=WorkerRole.DECODE))
-    assert registry.missing_roles() == [WorkerRole.PREFILL]
-    registry.heartbeat(make_heartbeat("prefill-0", model="other"))
-    assert registry.missing_roles() == [WorkerRole.PREFILL, WorkerRole.DECODE]
-    registry.heartbeat(make_heartbeat("prefill-1"))
-    assert registry.missing_roles() == []
 
 
 def test_in_flight_counts_return_to_zero_also_after_an_error(registry: WorkerRegistry) -> None:

@@ -1,55 +1,80 @@
 """vLLM's arguments follow from the worker's configuration alone."""
 
+import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
-from vllm_engine.args import vllm_args, vllm_env
-from wire.worker_config import WorkerConfig
+import pytest
 
-CONFIG: dict[str, Any] = {
-    "worker_id": "d",
-    "role": "decode",
-    "model": "/models/nano",
-    "served_model_name": "nano",
-    "port": 8200,
-    "kv_cache_bytes": 1 << 27,
-    "enforce_eager": True,
-    "kv_transfer": {"port": 8250, "lease_s": 7, "load_failure_policy": "fail"},
-}
+from kv_transfer.settings import ConnectorConfig
+from tests.unit.vllm_engine.factories import FINGERPRINT, KEY, TOKEN, worker_config
+from vllm_engine.args import CONNECTOR, CONNECTOR_MODULE, vllm_args, vllm_env
+
+PORT = {"port": 8250}
+
+
+def args_of(role_args: tuple[str, ...] = (), **changes: Any) -> list[str]:
+    return vllm_args(worker_config(**changes), "decode-0-life1", FINGERPRINT, role_args)
 
 
 def value(args: list[str], flag: str) -> str:
     return args[args.index(flag) + 1]
 
 
+def transfer_config(**changes: Any) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(value(args_of(**changes), "--kv-transfer-config"))
+    return parsed
+
+
 def test_the_connector_gets_role_policy_and_settings() -> None:
-    transfer = json.loads(value(vllm_args(WorkerConfig.model_validate(CONFIG), "d-1"), "--kv-transfer-config"))
+    transfer = transfer_config()
+    assert (transfer["kv_connector"], transfer["kv_connector_module_path"]) == (CONNECTOR, CONNECTOR_MODULE)
     assert transfer["kv_role"] == "kv_consumer"
-    assert transfer["engine_id"] == "d-1"
+    assert transfer["engine_id"] == "decode-0-life1"
     assert transfer["kv_load_failure_policy"] == "fail"
-    assert transfer["kv_connector_extra_config"]["lease_s"] == 7
-    assert transfer["kv_connector_extra_config"]["port"] == 8250
+    assert transfer_config(role="prefill")["kv_role"] == "kv_producer"
+
+
+def test_the_connector_s_own_settings_are_read_back_as_they_were_given() -> None:
+    extra = transfer_config(kv_transfer=PORT | {"lease_s": 7, "extra_peers": ["h:1"]})["kv_connector_extra_config"]
+    read = ConnectorConfig.model_validate(extra)
+    assert (read.lease_s, read.port, read.extra_peers) == (7, 8250, ("h:1",))
+    assert read.fingerprint == FINGERPRINT
+
+
+def test_no_secret_is_on_the_command_line() -> None:
+    assert KEY not in " ".join(args_of())
+    assert TOKEN not in " ".join(args_of())
+
+
+def test_the_connector_that_is_named_is_there() -> None:
+    found = importlib.util.find_spec(CONNECTOR_MODULE)
+    assert found is not None
+    assert found.origin is not None
+    assert f"class {CONNECTOR}(" in Path(found.origin).read_text(encoding="utf-8")
 
 
 def test_user_arguments_come_last_so_that_they_win() -> None:
-    config = WorkerConfig.model_validate(CONFIG | {"extra_vllm_args": ["--dtype", "bfloat16"]})
-    assert vllm_args(config, "d-1", ("--enable-chunked-prefill",))[-2:] == ["--dtype", "bfloat16"]
+    args = args_of(("--enable-chunked-prefill",), extra_vllm_args=["--dtype", "bfloat16"])
+    assert args[-2:] == ["--dtype", "bfloat16"]
+    assert "--enable-chunked-prefill" in args
 
 
 def test_one_rank_needs_no_extra_process() -> None:
-    assert value(vllm_args(WorkerConfig.model_validate(CONFIG), "d"), "--distributed-executor-backend") == "uni"
-    two = WorkerConfig.model_validate(CONFIG | {"parallelism": {"tp_size": 2}})
-    assert value(vllm_args(two, "d"), "--distributed-executor-backend") == "mp"
-    assert value(vllm_args(two, "d"), "--tensor-parallel-size") == "2"
+    assert value(args_of(), "--distributed-executor-backend") == "uni"
+    two = args_of(parallelism={"tp_size": 2})
+    assert value(two, "--distributed-executor-backend") == "mp"
+    assert value(two, "--tensor-parallel-size") == "2"
 
 
 def test_cpu_threads_are_bounded_and_not_pinned() -> None:
-    env = vllm_env(WorkerConfig.model_validate(CONFIG | {"num_threads": 2}))
+    env = vllm_env(worker_config(num_threads=2))
     assert env["OMP_NUM_THREADS"] == "2"
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
-    assert "OMP_NUM_THREADS" not in vllm_env(WorkerConfig.model_validate(CONFIG | {"device": "cuda"}))
+    assert "OMP_NUM_THREADS" not in vllm_env(worker_config(device="cuda"))
 
 
 def test_the_arguments_are_known_without_importing_vllm() -> None:
@@ -57,12 +82,10 @@ def test_the_arguments_are_known_without_importing_vllm() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_nixl_spins_on_a_core_only_beside_a_gpu_unless_told_otherwise() -> None:
-    def is_on(change: dict[str, Any]) -> bool:
-        config = WorkerConfig.model_validate(CONFIG | change)
-        extra = json.loads(value(vllm_args(config, "d"), "--kv-transfer-config"))["kv_connector_extra_config"]
-        return bool(extra["enable_progress_thread"])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_nixl_spins_on_a_core_only_where_it_is_told_to(device: str) -> None:
+    def is_on(**changes: Any) -> bool:
+        return bool(transfer_config(device=device, **changes)["kv_connector_extra_config"]["enable_progress_thread"])
 
-    assert not is_on({})
-    assert is_on({"device": "cuda"})
-    assert is_on({"kv_transfer": {"port": 8250, "enable_progress_thread": True}})
+    assert not is_on()
+    assert is_on(kv_transfer=PORT | {"enable_progress_thread": True})

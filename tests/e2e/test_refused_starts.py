@@ -1,0 +1,95 @@
+"""Workers and routers that could not serve right are refused when they start, by name and with both sides' values."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests import legs
+from tests.stack import MODEL, REPOSITORY, TOKEN, Stack, free_port, openai_client, stop, wait_until_ok
+from tests.workers import start_worker, worker_config
+from wire.worker_config import EXIT_CONFIG
+
+START_LIMIT_S = 60.0
+
+
+def refusal_of(config: dict[str, Any], folder: Path, **env: str) -> str:
+    """What a worker writes that is to end with EXIT_CONFIG before it loads its model."""
+    worker = start_worker(config, folder, **env)
+    try:
+        assert worker.process.wait(START_LIMIT_S) == EXIT_CONFIG
+    finally:
+        stop(worker.process)
+    text = worker.log.read_text()
+    assert "KV rows" not in text, "it was refused only after the model was loaded"
+    return text
+
+
+def test_a_worker_that_fits_no_peer_is_refused(stack: Stack, tmp_path: Path) -> None:
+    """Case 34: named with both sides' values, before minutes are spent on a model."""
+    config = worker_config("decode", stack.checkpoint, max_model_len=2048, router_url=stack.url)
+    assert "max_model_len differs: 2048 on decode-alone, 4096 on prefill-0" in refusal_of(config, tmp_path)
+
+
+def test_an_address_that_each_peer_would_take_for_itself_is_refused(stack: Stack, tmp_path: Path) -> None:
+    """Case 36."""
+    config = worker_config("decode", stack.checkpoint, kv_transfer={"host": "0.0.0.0", "port": free_port()})
+    text = refusal_of(config, tmp_path)
+    assert "kv_transfer.host" in text
+    assert "0.0.0.0" in text
+
+
+def test_a_worker_without_a_handoff_key_is_refused(stack: Stack, tmp_path: Path) -> None:
+    text = refusal_of(worker_config("prefill", stack.checkpoint), tmp_path, TANDEM_HANDOFF_KEY="")
+    assert "TANDEM_HANDOFF_KEY" in text
+
+
+@contextmanager
+def static_router(folder: Path, prefill_url: str, decode_url: str) -> Iterator[str]:
+    """A router with two static workers and no deployment."""
+    port, log = free_port(), folder / "router.log"
+    command = [sys.executable, "-m", "router", "--port", str(port), "--prefill", prefill_url, "--decode", decode_url]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=REPOSITORY, env={"TANDEM_CLUSTER_TOKEN": TOKEN}, stdout=out, stderr=out)
+    try:
+        wait_until_ok(f"http://127.0.0.1:{port}/ready", process, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        stop(process)
+
+
+def test_a_prefill_engine_without_a_connector_is_an_error_not_a_second_prefill(
+    stack: Stack, running: tuple[Stack, str], tmp_path: Path
+) -> None:
+    """Case 35: everything would answer 200, and every prompt would be computed twice."""
+    before = legs.samples(stack.worker("decode"))["vllm:prompt_tokens_total"]
+    with static_router(tmp_path, running[1], stack.worker("decode")) as url:
+        answer = httpx.post(
+            f"{url}/v1/completions", json={"model": MODEL, "prompt": [300, 301], "max_tokens": 2}, timeout=60
+        )
+        assert answer.status_code == 502
+        assert "KV connector" in answer.json()["error"]["message"]
+        assert legs.samples(url)["tandem_router_prefill_without_handoff_total"] >= 1
+    time.sleep(0.2)
+    assert legs.samples(stack.worker("decode"))["vllm:prompt_tokens_total"] == before
+
+
+def test_static_workers_serve_without_a_deployment(stack: Stack, tmp_path: Path) -> None:
+    """And the same handoffs cross."""
+    reads = legs.samples(stack.worker("decode"))["tandem_kv_reads_total"]
+    with static_router(tmp_path, stack.worker("prefill"), stack.worker("decode")) as url, openai_client(url) as client:
+        client.completions.create(model=MODEL, prompt=list(range(300, 440)), max_tokens=2)
+    assert legs.counted_within(stack.worker("decode"), "tandem_kv_reads_total", reads + 1, 2)
+
+
+@pytest.mark.parametrize("key", ["kv_transfer.extra_peers", "kv_transfer.required_transports"])
+def test_a_wrong_transfer_setting_is_refused_by_name(stack: Stack, tmp_path: Path, key: str) -> None:
+    name = key.removeprefix("kv_transfer.")
+    config = worker_config("decode", stack.checkpoint, kv_transfer={"port": free_port(), name: ["nonsense"]})
+    assert key in refusal_of(config, tmp_path)

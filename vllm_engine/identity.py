@@ -1,0 +1,111 @@
+"""Who this worker process is, known before vLLM is imported: names, secrets, and what a peer must have in common.
+
+The router is asked with it whether the worker can pair with anybody, before minutes are spent on loading a model.
+"""
+
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from kv_transfer.fingerprint import fingerprint
+from wire.handoff import HANDOFF_KEY_ENV, HandoffKeys
+from wire.worker import Fingerprint, WorkerCheck
+from wire.worker_config import CLUSTER_TOKEN_ENV, WorkerConfig
+
+logger = logging.getLogger("vllm.tandem.worker")
+
+_TIMEOUT_S = 5.0
+
+
+class WrongIdentity(Exception):
+    """No handoff key, or a checkpoint that can't be read."""
+
+
+class RegistrationRefused(Exception):
+    """The router says that this worker can pair with no other; the message names what differs."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerIdentity:
+    """One life of a worker process. ``generation`` and ``engine_id`` are new at each start."""
+
+    generation: str
+    engine_id: str
+    fingerprint: Fingerprint
+    keys: HandoffKeys = field(repr=False)
+    token: str = field(repr=False)
+
+    @classmethod
+    def create(cls, config: WorkerConfig, environ: Mapping[str, str]) -> "WorkerIdentity":
+        """Read the checkpoint's files and the secrets.
+
+        Raises:
+            WrongIdentity: no handoff key, or the checkpoint can't be read.
+        """
+        generation = uuid.uuid4().hex[:12]
+        engine = {
+            "block_size": config.block_size,
+            "dtype": config.dtype,
+            "max_model_len": config.max_model_len,
+        }
+        try:
+            keys = HandoffKeys(environ.get(HANDOFF_KEY_ENV, ""))
+            values = fingerprint(Path(config.model), engine)
+        except (OSError, ValueError) as e:
+            raise WrongIdentity(str(e)) from e
+        return cls(
+            generation=generation,
+            engine_id=f"{config.worker_id}-{generation}",
+            fingerprint=values,
+            keys=keys,
+            token=environ.get(CLUSTER_TOKEN_ENV, ""),
+        )
+
+    def headers(self) -> dict[str, str]:
+        """Of a JSON request to the router."""
+        headers = {"content-type": "application/json"}
+        return headers | {"authorization": f"Bearer {self.token}"} if self.token else headers
+
+
+def check_with_router(config: WorkerConfig, identity: WorkerIdentity) -> None:
+    """Ask the router whether it would register this worker; one that is away is asked again by the first heartbeat.
+
+    Raises:
+        RegistrationRefused: it would not.
+    """
+    if config.router_url is None:
+        return
+    check = WorkerCheck(
+        worker_id=config.worker_id,
+        role=config.role,
+        model=config.served_model_name,
+        fingerprint=identity.fingerprint,
+    )
+    try:
+        reply = httpx.post(
+            f"{config.router_url}/internal/workers/check",
+            content=check.model_dump_json(),
+            headers=identity.headers(),
+            timeout=_TIMEOUT_S,
+        )
+    except httpx.HTTPError as e:
+        logger.warning("router at %s can't be asked yet: %s", config.router_url, type(e).__name__)
+        return
+    raise_if_refused(reply)
+
+
+def raise_if_refused(reply: httpx.Response) -> None:
+    """Raises RegistrationRefused with the router's reason when ``reply`` says that trying again can't help."""
+    if reply.status_code not in (httpx.codes.CONFLICT, httpx.codes.BAD_REQUEST):
+        return
+    try:
+        error = reply.json()["error"]
+        message, code = str(error["message"]), error.get("code")
+    except (ValueError, LookupError, TypeError, AttributeError):  # not the router's own words: a proxy answered
+        message, code = f"the router answered with {reply.status_code}", None
+    if reply.status_code == httpx.codes.CONFLICT or code == "wire_version_mismatch":
+        raise RegistrationRefused(message)
