@@ -110,7 +110,7 @@ class Courier:
     def _renew(self, address: tuple[str, int], handoff_ids: list[str]) -> None:
         try:
             over = json.loads(self._send(*address, self._renew_verb, json.dumps(handoff_ids).encode()))
-        except TransferError as e:
+        except (TransferError, ValueError) as e:  # or the answer is no JSON
             logger.warning("%d lease(s) at %s:%d could not be renewed: %s", len(handoff_ids), *address, e)
             return
         if over:

@@ -26,12 +26,17 @@ def kill_and_wait(stack: Stack, *roles: str) -> None:
         if role == "prefill":
             worker = engine_of(worker)
         worker.kill()
+    wait_until_back(stack, generations, len(roles))
+
+
+def wait_until_back(stack: Stack, generations: dict[str, str], num_restarted: int) -> None:
+    """Until all workers of ``generations`` serve again, so many of them in a new generation."""
     began = time.monotonic()
     while time.monotonic() - began < BACK_LIMIT_S:
         now = stack.generations()
         restarted = [worker for worker in generations if now.get(worker) not in (None, generations[worker])]
         is_ready = stack.http.get(f"{stack.url}/ready").status_code == 200
-        if len(restarted) == len(roles) and now.keys() == generations.keys() and is_ready:
+        if len(restarted) == num_restarted and now.keys() == generations.keys() and is_ready:
             return
         time.sleep(0.3)
     raise AssertionError(f"not back within {BACK_LIMIT_S:g} s: {stack.generations()}, before: {generations}")

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,3 +76,18 @@ def running_workers(folder: Path, *configs: tuple[dict[str, Any], dict[str, str]
     finally:
         for worker in workers:
             stop(worker.process)
+
+
+@contextmanager
+def static_router(folder: Path, prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> Iterator[str]:
+    """A router with static workers and no deployment."""
+    port, log = free_port(), folder / "router.log"
+    command = [sys.executable, "-m", "router", "--port", str(port), "--health-interval-s", "0.2"]
+    command += ["--prefill", ",".join(prefill_urls), "--decode", ",".join(decode_urls)]
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, cwd=REPOSITORY, env={"TANDEM_CLUSTER_TOKEN": TOKEN}, stdout=out, stderr=out)
+    try:
+        wait_until_ok(f"http://127.0.0.1:{port}/ready", process, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        stop(process)

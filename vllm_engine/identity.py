@@ -5,7 +5,7 @@ The router is asked with it whether the worker can pair with anybody, before min
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,8 @@ from wire.worker_config import CLUSTER_TOKEN_ENV, WorkerConfig
 logger = logging.getLogger("vllm.tandem.worker")
 
 _TIMEOUT_S = 5.0
+# vLLM's own settings that change what the KV of a prompt is, or which prompt a chat becomes.
+SHARED_FLAGS = ("--kv-cache-dtype", "--attention-config", "--hf-overrides", "--quantization", "--chat-template")
 
 
 class WrongIdentity(Exception):
@@ -51,6 +53,7 @@ class WorkerIdentity:
             "block_size": config.block_size,
             "dtype": config.dtype,
             "max_model_len": config.max_model_len,
+            **{flag: _given(flag, config.extra_vllm_args) for flag in SHARED_FLAGS},
         }
         try:
             keys = HandoffKeys(environ.get(HANDOFF_KEY_ENV, ""))
@@ -69,6 +72,17 @@ class WorkerIdentity:
         """Of a JSON request to the router."""
         headers = {"content-type": "application/json"}
         return headers | {"authorization": f"Bearer {self.token}"} if self.token else headers
+
+
+def _given(flag: str, args: Sequence[str]) -> str | None:
+    """The last value of ``flag`` in a command line, None where it isn't there."""
+    value = None
+    for number, arg in enumerate(args):
+        if arg == flag and number + 1 < len(args):
+            value = args[number + 1]
+        elif arg.startswith(f"{flag}="):
+            value = arg.partition("=")[2]
+    return value
 
 
 def check_with_router(config: WorkerConfig, identity: WorkerIdentity) -> None:

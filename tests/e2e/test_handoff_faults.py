@@ -3,11 +3,15 @@
 After each fault every lease is given back within two seconds, not by time-out, and the next request works.
 """
 
+import json
 import random
 import signal
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import ClassVar
 
 import httpx
 import psutil
@@ -16,6 +20,7 @@ from openai import BadRequestError
 
 from tests import legs
 from tests.stack import MODEL, Stack, engine_of, process_of
+from tests.workers import static_router
 
 VOCABULARY = range(300, 500)
 AT_ONCE_S = 2.0
@@ -143,6 +148,53 @@ def test_a_handoff_is_used_once(stack: Stack) -> None:
     again = legs.decode(stack.worker("decode"), prompt, handoff)
     assert (again.status_code, again.headers["x-tandem-handoff-refused"]) == (409, "replayed")
     assert first == greedy(stack, prompt)
+
+
+class BreakingDecode(BaseHTTPRequestHandler):
+    """Says that it is well, and hangs up on whoever asks it for an answer."""
+
+    asked: ClassVar[list[bytes]] = []
+
+    def do_GET(self) -> None:
+        body = json.dumps({"data": [{"id": MODEL, "max_model_len": 4096}]}).encode()
+        self.send_response(200)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.asked.append(self.rfile.read(int(self.headers["content-length"])))
+        self.connection.close()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Not on the terminal."""
+
+
+def test_a_retry_takes_a_fresh_handoff_and_bills_one_answer(stack: Stack, tmp_path: Path) -> None:
+    """Case 20: the first decode worker breaks off, the second answers."""
+    prefill_url, decode_url = stack.worker("prefill"), stack.worker("decode")
+    before, generated = legs.samples(prefill_url), legs.samples(decode_url)["vllm:generation_tokens_total"]
+    prompt = prompt_of(16, 300)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), BreakingDecode)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        broken = f"http://127.0.0.1:{server.server_port}"
+        with static_router(tmp_path, [prefill_url], [broken, decode_url]) as url:
+            while not BreakingDecode.asked:  # which of the two is asked first is the router's choice
+                answer = legs.send(url, legs.GREEDY | {"prompt": prompt, "max_tokens": legs.NUM_TOKENS})
+                generated += legs.NUM_TOKENS
+                assert legs.tokens_of(answer)
+    finally:
+        server.shutdown()
+        server.server_close()
+    released = "tandem_kv_leases_ended_total:released"
+    assert legs.counted_within(prefill_url, released, before[released] + 1, AT_ONCE_S), "the first one's"
+    assert legs.samples(decode_url)["vllm:generation_tokens_total"] == generated
+    # The handoff that was broken off is over; whoever kept it can't read anything with it.
+    kept = json.loads(BreakingDecode.asked[0])["kv_transfer_params"]
+    expired = legs.samples(decode_url)["tandem_kv_expired_reads_total"]
+    assert legs.tokens_of(legs.decode(decode_url, prompt, kept)) == legs.tokens_of(answer) == greedy(stack, prompt)
+    assert legs.counted_within(decode_url, "tandem_kv_expired_reads_total", expired + 1, AT_ONCE_S)
 
 
 def test_a_handoff_for_another_prompt_is_not_used(stack: Stack) -> None:

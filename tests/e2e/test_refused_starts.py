@@ -1,10 +1,6 @@
 """Workers and routers that could not serve right are refused when they start, by name and with both sides' values."""
 
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +8,8 @@ import httpx
 import pytest
 
 from tests import legs
-from tests.stack import MODEL, REPOSITORY, TOKEN, Stack, free_port, openai_client, stop, wait_until_ok
-from tests.workers import start_worker, worker_config
+from tests.stack import MODEL, Stack, free_port, openai_client, stop
+from tests.workers import start_worker, static_router, worker_config
 from wire.worker_config import EXIT_CONFIG
 
 START_LIMIT_S = 60.0
@@ -50,26 +46,12 @@ def test_a_worker_without_a_handoff_key_is_refused(stack: Stack, tmp_path: Path)
     assert "TANDEM_HANDOFF_KEY" in text
 
 
-@contextmanager
-def static_router(folder: Path, prefill_url: str, decode_url: str) -> Iterator[str]:
-    """A router with two static workers and no deployment."""
-    port, log = free_port(), folder / "router.log"
-    command = [sys.executable, "-m", "router", "--port", str(port), "--prefill", prefill_url, "--decode", decode_url]
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, cwd=REPOSITORY, env={"TANDEM_CLUSTER_TOKEN": TOKEN}, stdout=out, stderr=out)
-    try:
-        wait_until_ok(f"http://127.0.0.1:{port}/ready", process, log)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        stop(process)
-
-
 def test_a_prefill_engine_without_a_connector_is_an_error_not_a_second_prefill(
     stack: Stack, running: tuple[Stack, str], tmp_path: Path
 ) -> None:
     """Case 35: everything would answer 200, and every prompt would be computed twice."""
     before = legs.samples(stack.worker("decode"))["vllm:prompt_tokens_total"]
-    with static_router(tmp_path, running[1], stack.worker("decode")) as url:
+    with static_router(tmp_path, [running[1]], [stack.worker("decode")]) as url:
         answer = httpx.post(
             f"{url}/v1/completions", json={"model": MODEL, "prompt": [300, 301], "max_tokens": 2}, timeout=60
         )
@@ -82,10 +64,11 @@ def test_a_prefill_engine_without_a_connector_is_an_error_not_a_second_prefill(
 
 def test_static_workers_serve_without_a_deployment(stack: Stack, tmp_path: Path) -> None:
     """And the same handoffs cross."""
-    reads = legs.samples(stack.worker("decode"))["tandem_kv_reads_total"]
-    with static_router(tmp_path, stack.worker("prefill"), stack.worker("decode")) as url, openai_client(url) as client:
+    prefill_url, decode_url = stack.worker("prefill"), stack.worker("decode")
+    reads = legs.samples(decode_url)["tandem_kv_reads_total"]
+    with static_router(tmp_path, [prefill_url], [decode_url]) as url, openai_client(url) as client:
         client.completions.create(model=MODEL, prompt=list(range(300, 440)), max_tokens=2)
-    assert legs.counted_within(stack.worker("decode"), "tandem_kv_reads_total", reads + 1, 2)
+    assert legs.counted_within(decode_url, "tandem_kv_reads_total", reads + 1, 2)
 
 
 @pytest.mark.parametrize("key", ["kv_transfer.extra_peers", "kv_transfer.required_transports"])

@@ -117,7 +117,7 @@ def test_the_transport_is_named(pairs: Pairs) -> None:
     assert legs.samples(pairs.decode2.url)["tandem_kv_transport:tcp"] == 1
 
 
-def test_an_abort_during_a_transfer_keeps_the_blocks_until_it_has_ended(pairs: Pairs, single: OpenAI) -> None:
+def test_an_abort_during_a_transfer_keeps_the_blocks_until_it_has_ended(pairs: Pairs) -> None:
     """Case 13: over TCP a read goes on only while prefill runs; decode's blocks must outlive the client."""
     reads, prompt = "tandem_kv_reads_total", prompt_of(50, 1000)
     cross(pairs.prefill2.url, pairs.decode2.url, prompt_of(49, 200))  # they know each other from here on
@@ -136,9 +136,8 @@ def test_an_abort_during_a_transfer_keeps_the_blocks_until_it_has_ended(pairs: P
             process.send_signal(signal.SIGCONT)
     assert legs.counted_within(pairs.decode2.url, reads, before + 2, 5), "it was drained on both ranks, not cut"
     assert legs.no_lease_within(pairs.prefill2.url, 2)
-    # Needs all of decode's blocks, so those of the abandoned read were given back.
-    whole = prompt_of(51, MAX_MODEL_LEN - 128)
-    assert cross(pairs.prefill1, pairs.decode2.url, whole) == one_engine(single, whole)
+    # Needs nearly all of decode's blocks, so those of the abandoned read were given back.
+    cross(pairs.prefill1, pairs.decode2.url, prompt_of(51, (NUM_BLOCKS - 6) * 128))
 
 
 def test_preempted_prompts_give_the_right_tokens(pairs: Pairs, single: OpenAI) -> None:

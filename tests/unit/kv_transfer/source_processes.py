@@ -1,11 +1,13 @@
-"""Prefill ranks in processes of their own, each named on the command line: they say hello and live until killed.
+"""Prefill ranks in processes of their own, which live until killed: ``FOLDER NAME...`` on the command line.
 
-One parent imports NIXL for all of them, which takes seconds, and ends when its last child has.
+One parent imports NIXL for all of them, which takes seconds, and ends when its last child has. A rank that can be read
+from leaves its encoded hello in the folder, in a file that is named for it and its process.
 """
 
 import os
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -19,7 +21,7 @@ NUM_BLOCKS = 12
 LIFE_S = 300.0  # should the test die before it has killed us
 
 
-def serve(name: str) -> None:
+def serve(folder: Path, name: str) -> None:
     """Rows full of 7, a fence without an ended lease, and an agent that is driven."""
     layout = pool_row(GEOMETRY, 1)
     rows = np.full((NUM_BLOCKS, layout.row_bytes), 7, dtype=np.uint8)
@@ -37,7 +39,9 @@ def serve(name: str) -> None:
         num_fence_words=len(fence.words),
         agent_metadata=agent.register(RowRegion(rows.ctypes.data, layout.row_bytes, NUM_BLOCKS, 0, "DRAM")),
     )
-    print(f"\nhello {name} {os.getpid()} {encode_hello(hello).hex()}", flush=True)
+    unfinished = folder / f".{name}"
+    unfinished.write_bytes(encode_hello(hello))
+    unfinished.rename(folder / f"{name}.{os.getpid()}")
     deadline = time.monotonic() + LIFE_S
     while time.monotonic() < deadline:
         agent.notes()
@@ -46,11 +50,12 @@ def serve(name: str) -> None:
 
 def main() -> None:
     """One child for each name."""
-    for name in sys.argv[1:]:
+    folder, *names = sys.argv[1:]
+    for name in names:
         if os.fork() == 0:
-            serve(name)
+            serve(Path(folder), name)
             os._exit(1)
-    for _ in sys.argv[1:]:
+    for _ in names:
         os.wait()
 
 

@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kv_transfer.agent import KVAgent, Read, ReadState, RowReader, RowRegion, WordRegion
 from kv_transfer.plan import Piece
@@ -69,6 +71,34 @@ def test_scattered_blocks_cross_with_one_descriptor_each_and_touch_no_other(pair
     assert telemetry.transfer_s > 0
     assert np.array_equal(pair.decode.rows[mine], pair.prefill.rows[theirs])
     assert not pair.decode.rows[[b for b in range(9) if b not in mine]].any()
+
+
+BLOCKS = st.lists(
+    st.tuples(st.integers(0, 8), st.integers(0, 11)), min_size=1, max_size=9, unique_by=lambda pair: pair[0]
+)
+
+
+@settings(max_examples=40)
+@given(BLOCKS)
+def test_blocks_named_in_any_order_arrive_in_their_places(pair: Pair, blocks: list[tuple[int, int]]) -> None:
+    mine, theirs = (list(side) for side in zip(*blocks, strict=True))
+    fill(pair.prefill.rows)
+    pair.decode.rows[:] = 0
+    read = pair.decode.agent.read(pair.reader, mine, theirs)
+    assert pair.wait(read) is ReadState.DONE
+    pair.decode.agent.finish(read)
+    assert np.array_equal(pair.decode.rows[mine], pair.prefill.rows[theirs])
+    assert not pair.decode.rows[[b for b in range(9) if b not in mine]].any()
+
+
+@pytest.mark.parametrize("theirs", [[5, 6, 7, 8], [8, 7, 6, 5]])
+def test_a_run_of_blocks_is_joined_whether_it_rises_or_falls(pair: Pair, theirs: list[int]) -> None:
+    mine = [block - 5 for block in theirs]
+    pair.decode.rows[:] = 0
+    read = pair.decode.agent.read(pair.reader, mine, theirs)
+    assert pair.wait(read) is ReadState.DONE
+    assert pair.decode.agent.finish(read).num_descriptors == 1
+    assert np.array_equal(pair.decode.rows[mine], pair.prefill.rows[theirs])
 
 
 def test_adjacent_blocks_need_no_more_than_one_descriptor_each(pair: Pair) -> None:

@@ -23,6 +23,7 @@ class Post:
         self.failures: Counter[tuple[str, int]] = Counter()
         self.hangs: set[tuple[str, int]] = set()
         self.may_go = threading.Event()
+        self.answer = b"[]"
 
     def send(self, host: str, port: int, verb: bytes, payload: bytes) -> bytes:
         self.sent.append(((host, port), verb, json.loads(payload)))
@@ -31,7 +32,7 @@ class Post:
         if self.failures[host, port] > 0:
             self.failures[host, port] -= 1
             raise TransferFailed("no answer")
-        return b"[]"
+        return self.answer
 
     def renewals(self, address: tuple[str, int] = ADDRESS) -> list[object]:
         return [payload for where, verb, payload in list(self.sent) if verb == RENEW and where == address]
@@ -142,6 +143,17 @@ def test_a_renewal_that_fails_is_tried_again_with_the_next_one(courier: Courier,
         clock.now += 5
         look_again(courier)
         wait_for(lambda number=number: len(post.renewals()) == number)  # type: ignore[misc]
+        looked(courier)
+
+
+def test_an_answer_that_can_t_be_read_keeps_no_later_message_back(courier: Courier, post: Post, clock: Clock) -> None:
+    post.answer = b"no JSON"
+    courier.keep("req", handoff())
+    looked(courier)
+    for number in (1, 2):
+        clock.now += 5
+        look_again(courier)
+        wait_for(lambda number=number: len(post.renewals()) == number, timeout_s=5)  # type: ignore[misc]
         looked(courier)
 
 

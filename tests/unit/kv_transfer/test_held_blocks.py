@@ -147,6 +147,17 @@ def test_a_drop_of_blocks_that_were_read_meanwhile_or_never_held_does_nothing() 
     assert finished(blocks) == []
 
 
+def test_revoked_blocks_are_never_given_back_and_no_others_are_forgotten() -> None:
+    blocks = holding()
+    blocks.hold("r2", "h2", 1, 6, 18)
+    blocks.forget([17, 99])
+    assert len(blocks) == 1
+    blocks.drop(["r"])
+    blocks.note_done("h", "reader")
+    blocks.note_done("h2", "reader")
+    assert finished(blocks) == ["r2"]
+
+
 def test_notes_without_a_hold_do_not_pile_up() -> None:
     blocks = HeldBlocks(Clock())
     for number in range(EARLY_NOTES_LIMIT + 5):

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,11 @@ class Source:
 
     process_id: int
     rows: PeerRows
+
+    @classmethod
+    def of(cls, path: Path) -> "Source":
+        name, _, process_id = path.name.partition(".")
+        return cls(int(process_id), PeerRows(name, [path.read_bytes()]))
 
     def kill(self) -> None:
         """Kill it and wait until it holds no memory any more."""
@@ -63,20 +67,15 @@ class KillingAgent(KVAgent):
 
 
 @pytest.fixture(scope="module")
-def sources() -> Iterator[list[Source]]:
-    names = [f"lost-{number}" for number in range(4)]
-    command = [sys.executable, "-m", "tests.unit.kv_transfer.source_processes", *names]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
-        assert parent.stdout is not None
-        hellos = (line.split() for line in parent.stdout if line.startswith("hello "))
-        started = [
-            Source(int(process_id), PeerRows(name, [bytes.fromhex(hello)]))
-            for _, name, process_id, hello in islice(hellos, len(names))
-        ]
-        yield sorted(started, key=lambda source: source.rows.engine_id)
-        for source in started:
-            source.kill()
-        assert parent.wait(timeout=30) == 0
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Source]]:
+    folder, names = tmp_path_factory.mktemp("hellos"), [f"lost-{number}" for number in range(4)]
+    command = [sys.executable, "-m", "tests.unit.kv_transfer.source_processes", str(folder), *names]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT, start_new_session=True) as parent:
+        try:
+            wait_for(lambda: len(list(folder.glob("lost-*"))) == len(names), timeout_s=60)
+            yield [Source.of(path) for path in sorted(folder.glob("lost-*"))]
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
 
 
 @pytest.fixture

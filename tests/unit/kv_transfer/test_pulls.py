@@ -19,11 +19,16 @@ class OddAgent(KVAgent):
     """Does what a test says at the places where something can happen."""
 
     is_stuck = False
+    num_cut = 0
     fails_rows = fails_words = loses_words = False
     ends: Any = None  # a rank whose lease ends when its rows have arrived
 
     def state(self, read: Read) -> ReadState:
         return ReadState.PENDING if self.is_stuck else super().state(read)
+
+    def disconnect(self, reader: RowReader) -> None:
+        self.num_cut += 1
+        super().disconnect(reader)
 
     def read(self, *args: Any, **kwargs: Any) -> Read:
         if self.fails_rows:
@@ -179,7 +184,9 @@ def test_a_read_that_takes_too_long_is_given_up_and_the_peer_read_again_later(sc
     scene.clock.now += TIMEOUT_S
     assert scene.decode.pulls.move_on(scene.decode.stats) == (set(), set())
     scene.clock.now += 0.1
+    assert scene.agent.num_cut == 0
     assert scene.decode.pulls.move_on(scene.decode.stats) == ({"req"}, {"req"})
+    assert scene.agent.num_cut == 1, "without a connection nothing of it can arrive any more"
     scene.agent.is_stuck = False
     assert scene.works()
 

@@ -65,6 +65,18 @@ def test_a_checkpoint_that_can_t_be_read_can_t_be_served(config: WorkerConfig, c
         WorkerIdentity.create(config, ENVIRON)
 
 
+def test_settings_that_change_what_kv_is_are_part_of_the_fingerprint(config: WorkerConfig) -> None:
+    plain = WorkerIdentity.create(config, ENVIRON).fingerprint
+    assert plain["--kv-cache-dtype"] == "none"
+    for args in (
+        ("--kv-cache-dtype", "fp8"),
+        ("--kv-cache-dtype=fp8",),
+        ("--kv-cache-dtype", "nvfp4", "--kv-cache-dtype=fp8"),
+    ):
+        other = WorkerIdentity.create(config.model_copy(update={"extra_vllm_args": args}), ENVIRON).fingerprint
+        assert other == plain | {"--kv-cache-dtype": "fp8"}
+
+
 def test_the_router_is_asked_with_all_that_it_compares() -> None:
     with serving((200, {})) as router:
         check_with_router(worker_config(router_url=router.url), identity())
