@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from tests.e2e.conftest import MAX_MODEL_LEN
 from tests.stack import HANDOFF_KEY, MODEL, REPOSITORY, TOKEN, free_port, stop, wait_until_ok
 
 
@@ -38,7 +39,7 @@ def worker_config(role: str, checkpoint: Path, **overrides: Any) -> dict[str, An
         "served_model_name": MODEL,
         "port": free_port(),
         "dtype": "float32",
-        "max_model_len": 4096,
+        "max_model_len": MAX_MODEL_LEN,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 1024,
         "kv_cache_bytes": 128 << 20,

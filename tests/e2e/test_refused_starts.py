@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests import legs
+from tests.e2e.conftest import MAX_MODEL_LEN
 from tests.stack import MODEL, Stack, free_port, openai_client, stop
 from tests.workers import start_worker, static_router, worker_config
 from wire.worker_config import EXIT_CONFIG
@@ -30,7 +31,7 @@ def refusal_of(config: dict[str, Any], folder: Path, **env: str) -> str:
 def test_a_worker_that_fits_no_peer_is_refused(stack: Stack, tmp_path: Path) -> None:
     """Case 34: named with both sides' values, before minutes are spent on a model."""
     config = worker_config("decode", stack.checkpoint, max_model_len=2048, router_url=stack.url)
-    assert "max_model_len differs: 2048 on decode-alone, 4096 on prefill-0" in refusal_of(config, tmp_path)
+    assert f"max_model_len differs: 2048 on decode-alone, {MAX_MODEL_LEN} on prefill-0" in refusal_of(config, tmp_path)
 
 
 def test_an_address_that_each_peer_would_take_for_itself_is_refused(stack: Stack, tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def cross(prefill_url: str, decode_url: str, prompt: list[int]) -> list[int]:
 
 
 # Contexts beyond the nano model's top 4 blocks of 128 tokens, where a lost index key or a permuted head would show.
-@pytest.mark.parametrize("num_tokens", [5, 129, 1100, 1530])
+@pytest.mark.parametrize("num_tokens", [129, 1530])
 def test_prefill_tp2_to_decode_tp1_gives_one_engines_tokens(pairs: Pairs, single: OpenAI, num_tokens: int) -> None:
     """Case 34. Two source ranks, one descriptor a block from each."""
     before = legs.samples(pairs.decode1)
@@ -100,7 +100,7 @@ def test_prefill_tp2_to_decode_tp1_gives_one_engines_tokens(pairs: Pairs, single
     assert legs.no_lease_within(pairs.prefill2.url, 2)
 
 
-@pytest.mark.parametrize("num_tokens", [5, 129, 1100, 1530])
+@pytest.mark.parametrize("num_tokens", [129, 1530])
 def test_prefill_tp1_to_decode_tp2_gives_one_engines_tokens(pairs: Pairs, single: OpenAI, num_tokens: int) -> None:
     """Case 34. Each decode rank reads its heads, and all index keys."""
     before = legs.samples(pairs.decode2.url)
@@ -142,7 +142,7 @@ def test_an_abort_during_a_transfer_keeps_the_blocks_until_it_has_ended(pairs: P
 
 def test_preempted_prompts_give_the_right_tokens(pairs: Pairs, single: OpenAI) -> None:
     """Together the prompts need more blocks than prefill TP2 has."""
-    prompts = [prompt_of(60 + n, 20 * 128) for n in range(2)]
+    prompts = [prompt_of(60 + n, (NUM_BLOCKS // 2 + 2) * 128) for n in range(2)]
     expected = [one_engine(single, prompt) for prompt in prompts]
     with ThreadPoolExecutor(2) as pool:
         # Each is handed over as soon as it is there: blocks held for one would keep the other waiting.
@@ -161,8 +161,8 @@ def test_preempted_prompts_give_the_right_tokens(pairs: Pairs, single: OpenAI) -
 
 def test_preempted_answers_give_the_right_tokens(pairs: Pairs, single: OpenAI) -> None:
     """Answers that outgrow decode TP2's blocks: one is preempted and computed again, its handoff long gone."""
-    prompts = [prompt_of(70 + n, 8 * 128 - 6) for n in range(4)]
-    num_tokens = 16
+    prompts = [prompt_of(70 + n, (NUM_BLOCKS // 3 - 1) * 128 - 3) for n in range(3)]
+    num_tokens = 12
     expected = [one_engine(single, prompt, num_tokens) for prompt in prompts]
     handoffs = [legs.prefill(pairs.prefill1, prompt) for prompt in prompts]
     with ThreadPoolExecutor(4) as pool:
@@ -179,7 +179,7 @@ def test_preempted_answers_give_the_right_tokens(pairs: Pairs, single: OpenAI) -
 
 def test_expired_blocks_that_others_have_overwritten_are_not_believed(pairs: Pairs, single: OpenAI) -> None:
     """Case 15, with the blocks really used again: recompute on decode TP1, a clear error on decode TP2."""
-    prompt, other = prompt_of(80, 1000), prompt_of(81, 31 * 128)
+    prompt, other = prompt_of(80, 1000), prompt_of(81, (NUM_BLOCKS - 3) * 128)
     handoffs = [legs.prefill(pairs.prefill2.url, prompt, lease_s=1) for _ in range(2)]
     assert legs.no_lease_within(pairs.prefill2.url, 3)
     legs.prefill(pairs.prefill2.url, other, lease_s=1)

@@ -14,7 +14,7 @@ from tests.stack import Stack, engine_of, process_of
 def test_a_prefill_that_dies_at_its_work_is_an_error_at_once_and_decode_hears_nothing(stack: Stack) -> None:
     """Case 18."""
     computed = legs.samples(stack.worker("decode"))["vllm:prompt_tokens_total"]
-    body = legs.GREEDY | {"prompt": [300 + n % 200 for n in range(3900)], "max_tokens": 5}
+    body = legs.GREEDY | {"prompt": [300 + n % 200 for n in range(3100)], "max_tokens": 5}
     generations = stack.generations()
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(legs.send, stack.url, body)

@@ -88,6 +88,14 @@ def test_many_requests_at_once_are_all_right(stack: Stack, judge: Judge) -> None
     assert no_lease_within(stack, 2)
 
 
+def test_several_choices_share_one_handoff_and_leave_no_lease(stack: Stack) -> None:
+    """Case 6 of the field, fifty times."""
+    for number in range(50):
+        answer = stack.client.completions.create(model=MODEL, prompt=prompt_of(number), n=4, max_tokens=2)
+        assert len(answer.choices) == 4
+    assert no_lease_within(stack, 2)
+
+
 def test_workers_killed_under_load_cost_errors_but_no_wrong_token_and_no_hang(stack: Stack, judge: Judge) -> None:
     right = failed = 0
     for kill in range(NUM_KILLS):

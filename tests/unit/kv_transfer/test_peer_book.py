@@ -104,8 +104,9 @@ def test_a_new_life_at_the_same_address_fences_the_old_one_at_once(book: Scene) 
     book.book.take_news()
     greeting = book.network.greet(NEXT_LIFE)
     book.book.register([peer(NEXT_LIFE)])
+    assert book.book.take_news() == ([], [ENGINE]), "before the new one has answered"
     book.dialler.run()
-    assert book.book.take_news() == ([greeting], [ENGINE])
+    assert book.book.take_news() == ([greeting], [])
     assert book.refusal(handoff()).reason is Refusal.UNREGISTERED
     assert book.book.look_up(handoff(remote_engine_id=NEXT_LIFE)) == greeting
     assert book.book.may_dial(*ADDRESS)
