@@ -132,10 +132,12 @@ class KVAgent:
 
     def disconnect(self, reader: RowReader) -> None:
         """Forget a peer; only when no read of it is in flight, or to cut those that are."""
-        for prepared in (reader.local, reader.remote, reader.remote_words):
-            if prepared is not None:
-                self._nixl.release_dlist_handle(prepared)
-        self._nixl.remove_remote_agent(reader.peer)
+        try:
+            for prepared in (reader.local, reader.remote, reader.remote_words):
+                if prepared is not None:
+                    self._nixl.release_dlist_handle(prepared)
+        finally:
+            self._nixl.remove_remote_agent(reader.peer)  # whatever else fails: it is what ends reads in flight
 
     def read(self, reader: RowReader, blocks: Sequence[int], peer_blocks: Sequence[int], note: bytes = b"") -> Read:
         """Post one read of rows; the peer gets ``note``, if not empty, when it is done.

@@ -105,7 +105,10 @@ class Courier:
                     del self._lanes[address]
                     return
                 job = self._lanes[address].popleft()
-            job()
+            try:
+                job()
+            except Exception:
+                logger.exception("a message to %s:%d was not sent", *address)
 
     def _renew(self, address: tuple[str, int], handoff_ids: list[str]) -> None:
         try:

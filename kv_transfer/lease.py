@@ -70,6 +70,11 @@ class LeaseTable:
     def __len__(self) -> int:
         return len(self._by_handoff)
 
+    def is_live(self, handoff_id: str) -> bool:
+        """Whether its blocks are held."""
+        with self._lock:
+            return handoff_id in self._by_handoff
+
     def num_in_state(self) -> dict[LeaseState, int]:
         """How many leases are in each state."""
         counts = dict.fromkeys(LeaseState, 0)

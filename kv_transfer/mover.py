@@ -2,8 +2,9 @@
 
     engine thread --give(orders)--> mover --take()--> engine thread
 
-The mover sleeps while nothing is under way. While something is, it looks again after a tenth of the time since the last
-event, between 20 us and 1 ms: short transfers are seen at once, long waits cost no core.
+While something is under way the mover looks again after a tenth of the time since the last event, between 20 us and
+1 ms: short transfers are seen at once, long waits cost no core. Otherwise it looks every 20 ms, since a peer may want to
+connect, or to read what is held no longer and find that out.
 """
 
 import logging
@@ -25,6 +26,7 @@ logger = logging.getLogger("vllm.tandem.kv_transfer")
 
 PAUSE_PER_AGE = 0.1
 MIN_PAUSE_S, MAX_PAUSE_S = 20e-6, 1e-3
+IDLE_PAUSE_S = 0.02
 # A note that was sent last still has to leave, and a computed prompt may be read before its engine knows of a reader:
 # longer than a step of a laptop takes.
 LINGER_S = 5.0
@@ -129,7 +131,7 @@ class Mover:
         if self._held or self._pulls or age_s < self._linger_s:
             self._wake.wait(min(max(age_s * PAUSE_PER_AGE, MIN_PAUSE_S), MAX_PAUSE_S))
         else:
-            self._wake.wait()
+            self._wake.wait(IDLE_PAUSE_S)
         self._wake.clear()
 
     def _turn(self) -> None:

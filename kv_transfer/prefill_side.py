@@ -52,7 +52,7 @@ class PrefillSide:
             return self.leases.release(handoff_id)
         with self._lock:
             self._notes.append(Note(handoff_id, reader))
-        return True
+        return self.leases.is_live(handoff_id)
 
     def request_finished(
         self, request: "Request", block_ids: list[int], params: dict[str, Any], stats: RowConnectorStats

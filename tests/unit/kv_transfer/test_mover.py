@@ -230,7 +230,7 @@ def test_the_death_of_the_mover_is_raised_to_the_engine_also_while_it_waits(star
         assert "UCX is lost" in str(death.value.__cause__)
 
 
-def test_a_mover_with_nothing_under_way_takes_no_cpu_time(start: Starter) -> None:
+def test_a_mover_with_nothing_under_way_takes_hardly_any_cpu_time(start: Starter) -> None:
     prefill, decode = (start(name, linger_s=0.05) for name in ("prefill", "decode"))
     prefill.mover.give(hold())
     decode.mover.give(orders(ENGINE, prefill, pulls=[pull(ENGINE, [4], [11])]))
@@ -239,8 +239,9 @@ def test_a_mover_with_nothing_under_way_takes_no_cpu_time(start: Starter) -> Non
     time.sleep(0.1)
     threads = [rank.mover._thread for rank in (prefill, decode)]
     began = [cpu_s(thread) for thread in threads]
-    time.sleep(0.4)
-    assert [cpu_s(thread) - s for thread, s in zip(threads, began, strict=True)] == [0, 0]
+    time.sleep(0.5)
+    spent = [cpu_s(thread) - s for thread, s in zip(threads, began, strict=True)]
+    assert max(spent) <= 0.03, "a look now and then, for peers that want to connect"
 
 
 def test_a_mover_that_holds_blocks_sleeps_most_of_the_time(start: Starter) -> None:
