@@ -3,8 +3,8 @@
     engine thread --give(orders)--> mover --take()--> engine thread
 
 While something is under way the mover looks again after a tenth of the time since the last event, between 20 us and
-1 ms: short transfers are seen at once, long waits cost no core. Otherwise it looks every 20 ms, since a peer may want to
-connect, or to read what is held no longer and find that out.
+1 ms: short transfers are seen at once, long waits cost no core. Otherwise it looks every 20 ms, since a peer may want
+to connect, or to read what is held no longer and find that out.
 """
 
 import logging
