@@ -5,6 +5,7 @@ states (``mover``), or NIXL's own progress thread. That spins on a core for as l
 H200s it halves the rate (bench/results/transfer-h200x2.md).
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,13 +17,18 @@ from nixl._api import nixl_agent, nixl_agent_config
 from kv_transfer.fence import WORD_BYTES
 from kv_transfer.plan import Piece
 
+logger = logging.getLogger("vllm.tandem.kv_transfer")
+
 Memory = Literal["DRAM", "VRAM"]
 
 
 class ReadState(Enum):
+    """LOST: the connection is gone, and UCX has ended all that was under way on it. FAILED: any other error."""
+
     PENDING = "PROC"
     DONE = "DONE"
     FAILED = "ERR"
+    LOST = "LOST"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,14 @@ class Read:
     num_posted: int
 
 
+class PostFailed(Exception):
+    """A read could not be posted whole; parts of ``read`` may be under way unless ``is_lost``."""
+
+    def __init__(self, read: Read, cause: Exception) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.read, self.is_lost = read, _is_lost(cause)
+
+
 class KVAgent:
     """One NIXL agent with one registered region of rows, and words of its own for its readers and its reads.
 
@@ -131,13 +145,13 @@ class KVAgent:
         return RowReader(name, len(pieces), mine.num_blocks, rows.num_blocks, local, remote, mine.memory, peer_words)
 
     def disconnect(self, reader: RowReader) -> None:
-        """Forget a peer; only when no read of it is in flight, or to cut those that are."""
+        """Forget a peer; only when no read of it is in flight, as this ends none."""
         try:
             for prepared in (reader.local, reader.remote, reader.remote_words):
                 if prepared is not None:
                     self._nixl.release_dlist_handle(prepared)
         finally:
-            self._nixl.remove_remote_agent(reader.peer)  # whatever else fails: it is what ends reads in flight
+            self._nixl.remove_remote_agent(reader.peer)
 
     def read(self, reader: RowReader, blocks: Sequence[int], peer_blocks: Sequence[int], note: bytes = b"") -> Read:
         """Post one read of rows; the peer gets ``note``, if not empty, when it is done.
@@ -163,8 +177,8 @@ class KVAgent:
         """Also moves UCX's work on. A read that NIXL can't follow any more has failed."""
         try:
             return ReadState(self._nixl.check_xfer_state(read.handle))
-        except Exception:  # noqa: BLE001 - the bindings raise classes of their own for a lost peer
-            return ReadState.FAILED
+        except Exception as e:  # noqa: BLE001 - the bindings raise classes of their own
+            return ReadState.LOST if _is_lost(e) else ReadState.FAILED
 
     def finish(self, read: Read) -> ReadTelemetry:
         """Telemetry of a finished read, whose handle is given back."""
@@ -173,12 +187,11 @@ class KVAgent:
         return ReadTelemetry(read.num_posted, t.descCount, t.totalBytes, t.postDuration / 1e6, t.xferDuration / 1e6)
 
     def abandon(self, read: Read) -> None:
-        """Give back the handle of a read that failed or shall end.
-
-        Raises:
-            Exception: NIXL can't cancel it; it is still under way.
-        """
-        self._nixl.release_xfer_handle(read.handle)
+        """Give back the handle of a read that has ended without success. It cancels nothing (``draining``)."""
+        try:
+            self._nixl.release_xfer_handle(read.handle)
+        except Exception as e:  # noqa: BLE001 - the bindings raise classes of their own
+            logger.warning("the handle of a failed read is lost: %s", e)
 
     def notify(self, peer: str, note: bytes) -> None:
         self._nixl.send_notif(peer, note)
@@ -197,9 +210,12 @@ class KVAgent:
         self._registered.append(self._nixl.register_memory([(address, size, device_id, "")], memory))
 
     def _post(self, local_list: Any, local: np.ndarray, remote_list: Any, remote: np.ndarray, note: bytes) -> Read:
-        handle = self._nixl.make_prepped_xfer("READ", local_list, local, remote_list, remote, note)
-        self._nixl.transfer(handle)
-        return Read(handle, len(local))
+        read = Read(self._nixl.make_prepped_xfer("READ", local_list, local, remote_list, remote, note), len(local))
+        try:
+            self._nixl.transfer(read.handle)
+        except Exception as e:
+            raise PostFailed(read, e) from e
+        return read
 
     def _prepare(self, owner: str, rows: RowRegion, pieces: list[tuple[int, int]]) -> Any:
         lines = [
@@ -211,6 +227,10 @@ class KVAgent:
     def _prepare_words(self, owner: str, address: int, num_words: int) -> Any:
         line = np.array([[address, WORD_BYTES, 0, WORD_BYTES, num_words]], dtype=np.uint64)
         return self._nixl.prep_xfer_dlist(owner, line, "DRAM")
+
+
+def _is_lost(error: Exception) -> bool:
+    return type(error).__name__ == "nixlRemoteDisconnectError"
 
 
 def _indices(blocks: np.ndarray, num_blocks: int, num_pieces: int) -> np.ndarray:

@@ -12,6 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorTransferResults,
+    KVConnectorWorkerMetadata,
     SupportsHMA,
 )
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.metrics import PromMetric, PromMetricT
     from vllm.forward_context import ForwardContext
     from vllm.v1.attention.backend import AttentionMetadata
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -109,6 +111,13 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
     ) -> tuple[bool, dict[str, Any] | None]:
         return self.scheduler.request_finished(request, list(block_ids[0]))
 
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        self.scheduler.bind_block_pool(gpu_block_pool)
+
+    def has_pending_push_work(self) -> bool:
+        """Steps go on while blocks are pinned, so that they are let go when their reads have ended."""
+        return self._scheduler is not None and self._scheduler.has_pins()
+
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         self.scheduler.start_side_channel(metadata)
 
@@ -132,6 +141,9 @@ class RowConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         return self.worker.results()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self.worker.take_news()
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: rows arrive between steps, never during one."""

@@ -20,9 +20,10 @@ from kv_transfer.decode_side import DecodeSide
 from kv_transfer.fingerprint import differences
 from kv_transfer.handshake import Greeting, encode_greeting
 from kv_transfer.peer_book import PeerBook
+from kv_transfer.pins import Pins
 from kv_transfer.prefill_side import PrefillSide
 from kv_transfer.settings import ConnectorSettings
-from kv_transfer.step import HelloMetadata, StepMetadata
+from kv_transfer.step import DrainNews, HelloMetadata, StepMetadata
 from wire.errors import TransferFailed
 from wire.handoff import HANDOFF_KEY_ENV, HandoffKeys, ReleaseReply, ReleaseRequest
 from wire.worker import KVPeer
@@ -30,6 +31,7 @@ from wire.worker_config import CLUSTER_TOKEN_ENV
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -78,6 +80,7 @@ class SchedulerSide:
             stats=self._stats,
             clock=clock,
         )
+        self._pins = Pins()
         self._reported_leases: dict[str, int] = {}
         self._server: side_channel.SideChannelServer | None = None
 
@@ -123,7 +126,8 @@ class SchedulerSide:
         return json.dumps({"num_leases": len(self._prefill.leases), "row_bytes": self._row_bytes}).encode()
 
     def _dial(self, host: str, port: int) -> bytes:
-        return side_channel.ask(host, port, side_channel.HELLO, timeout_s=self._settings.config.handshake_timeout_s)
+        limit_s = self._settings.config.handshake_timeout_s
+        return side_channel.ask(host, port, side_channel.HELLO, token=self._token, timeout_s=limit_s)
 
     def _send(self, host: str, port: int, verb: bytes, payload: bytes) -> bytes:
         if not self._peers.may_dial(host, port):
@@ -158,7 +162,15 @@ class SchedulerSide:
         """Every rank has given back the blocks of ``finished_sending``; pulls of ``finished_recving`` have ended."""
         for request_id in output.finished_sending or ():
             self._prefill.leases.end(request_id)
+        if isinstance(output.kv_connector_worker_meta, DrainNews):
+            self._pins.note(output.kv_connector_worker_meta, self._decode.block_ids)  # before vLLM frees the blocks
         self._decode.on_worker_output(output)
+
+    def bind_block_pool(self, pool: "BlockPool") -> None:
+        self._pins.pool = pool
+
+    def has_pins(self) -> bool:
+        return len(self._pins) > 0
 
     def take_stats(self) -> RowConnectorStats | None:
         leases = {state.value: number for state, number in self._prefill.leases.num_in_state().items()}

@@ -4,9 +4,11 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorTransferResults
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
@@ -19,12 +21,11 @@ from kv_transfer.mover import Mover
 from kv_transfer.peer_rows import ConnectedPeers
 from kv_transfer.pulls import NUM_SCRATCH_WORDS, PullsInFlight
 from kv_transfer.settings import ConnectorSettings
-from kv_transfer.step import HelloMetadata, StepMetadata
+from kv_transfer.step import DrainNews, HelloMetadata, StepMetadata
 from kv_transfer.transport import TransportReader
 from kv_transfer.transport_watch import TransportWatch
 
 if TYPE_CHECKING:
-    import torch
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -75,6 +76,7 @@ class WorkerSide:
         self._hello: handshake.Hello | None = None
         self._is_idle = False
         self._stats: RowConnectorStats | None = None
+        self._news: DrainNews | None = None
         self._last_orders: StepMetadata | None = None
 
     # Start-up
@@ -97,7 +99,7 @@ class WorkerSide:
             num_fence_words=len(self._fence.words),
             agent_metadata=self._agent.register(region),
         )
-        self._mover.start()
+        self._mover.start(partial(torch.cuda.set_device, region.device_id) if region.memory == "VRAM" else _nothing)
         logger.info(
             "KV rows: %d blocks of %d bytes, %d pages a row, one registration",
             region.num_blocks,
@@ -126,12 +128,18 @@ class WorkerSide:
         moved = self._mover.take(IDLE_WAIT_S if self._is_idle else 0.0)
         self._is_idle = False
         self._stats = moved.stats
+        self._news = DrainNews(moved.pinned, moved.drained) if moved.pinned or moved.drained else None
         out = KVConnectorTransferResults()
         # vLLM wants failed loads in both sets: the request leaves its wait, and its policy decides what follows.
         out.finished_recving |= moved.received
         out.failed_recving |= moved.failed
         out.finished_sending |= moved.given_back
         return out
+
+    def take_news(self) -> DrainNews | None:
+        """What the scheduler side has to pin or may let go, as of the last ``results``."""
+        news, self._news = self._news, None
+        return news
 
     def take_stats(self) -> RowConnectorStats | None:
         """Counts up to the last ``results``."""
@@ -140,3 +148,7 @@ class WorkerSide:
 
     def shutdown(self) -> None:
         self._mover.stop()
+
+
+def _nothing() -> None:
+    """Rows in host memory need no context."""

@@ -36,6 +36,7 @@ class Courier:
     ) -> None:
         self._send, self._renew_verb, self._release_verb, self._clock = send, renew_verb, release_verb, clock
         self._wanted: dict[str, KVHandoff] = {}  # request id -> handoff
+        self._renewing: set[tuple[str, int]] = set()  # engines for which a renewal waits in its lane
         self._lock = threading.Lock()
         self._changed = threading.Event()
         self._is_stopping = False
@@ -88,6 +89,10 @@ class Courier:
         for handoff in handoffs:
             by_address.setdefault((handoff.remote_host, handoff.remote_port), []).append(handoff.handoff_id)
         for address, ids in by_address.items():
+            with self._lock:
+                if address in self._renewing:  # it does not answer; another message like the last one helps nobody
+                    continue
+                self._renewing.add(address)
             self._submit(address, partial(self._renew, address, ids))
 
     def _submit(self, address: tuple[str, int], job: Callable[[], None]) -> None:
@@ -111,6 +116,8 @@ class Courier:
                 logger.exception("a message to %s:%d was not sent", *address)
 
     def _renew(self, address: tuple[str, int], handoff_ids: list[str]) -> None:
+        with self._lock:
+            self._renewing.discard(address)
         try:
             over = json.loads(self._send(*address, self._renew_verb, json.dumps(handoff_ids).encode()))
         except (TransferError, ValueError) as e:  # or the answer is no JSON

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
@@ -30,6 +30,7 @@ class _Wanted:
     handoff: KVHandoff
     refused: Refused | None = None
     is_pulled: bool = False
+    block_ids: list[int] = field(default_factory=list)
 
 
 class DecodeSide:
@@ -54,7 +55,6 @@ class DecodeSide:
         self._peers, self._courier, self._stats, self._clock = peers, courier, stats, clock
         self._wanted: dict[str, _Wanted] = {}
         self._pulls: list[Pull] = []
-        self._is_asking = False
 
     def on_new_request(self, request: "Request", params: dict[str, Any]) -> None:
         """Check the handoff, and keep its lease alive from now on, however long the request waits."""
@@ -84,7 +84,6 @@ class DecodeSide:
         if wanted.refused is None:
             answer = self._peers.look_up(wanted.handoff)
             if answer is ASKING:
-                self._is_asking = True
                 return None, False
             if isinstance(answer, Refused):
                 wanted.refused = answer
@@ -108,11 +107,12 @@ class DecodeSide:
         handoff = wanted.handoff
         first = (request.num_prompt_tokens - num_external_tokens) // self._block_size
         last = -(-request.num_prompt_tokens // self._block_size)
+        wanted.block_ids = block_ids[first:last]
         self._pulls.append(
             Pull(
                 request.request_id,
                 handoff,
-                block_ids[first:last],
+                wanted.block_ids,
                 handoff.remote_block_ids[first:last],
                 self._clock(),
                 refusal=f"{wanted.refused.reason}: {wanted.refused.text}" if wanted.refused is not None else None,
@@ -135,12 +135,15 @@ class DecodeSide:
                 if self._recomputes:
                     self._stats.count("recomputes")
 
+    def block_ids(self, request_id: str) -> list[int]:
+        """The blocks that a pull under way fills; to be asked before its end is told to ``on_worker_output``."""
+        return self._wanted[request_id].block_ids
+
     def fill(self, meta: StepMetadata) -> None:
         """Put this step's orders into ``meta``."""
         met, meta.fenced = self._peers.take_news()
         meta.peers = [PeerRows(greeting.engine_id, greeting.hellos) for greeting in met]
         meta.pulls, self._pulls = self._pulls, []
-        meta.is_asking, self._is_asking = self._is_asking, False
 
     def _let_go(self, request: "Request", wanted: _Wanted) -> None:
         del self._wanted[request.request_id]

@@ -10,6 +10,7 @@ to connect, or to read what is held no longer and find that out.
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -39,10 +40,12 @@ class Moved:
     received: set[str] = field(default_factory=set)
     failed: set[str] = field(default_factory=set)
     given_back: set[str] = field(default_factory=set)
+    pinned: Counter[str] = field(default_factory=Counter)  # reads that were given up, whose blocks must not be reused
+    drained: Counter[str] = field(default_factory=Counter)  # such reads that have ended
     stats: RowConnectorStats | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.received or self.given_back)
+        return bool(self.received or self.given_back or self.drained)
 
 
 class Mover:
@@ -70,6 +73,7 @@ class Mover:
         self._held = HeldBlocks(clock)
         self._stats = RowConnectorStats()
         self._orders: list[StepMetadata] = []
+        self._leaving: set[str] = set()  # engines that are gone, until no read of them is under way
         self._moved = Moved()
         self._has_moved = threading.Condition()
         self._wake = threading.Event()
@@ -78,7 +82,9 @@ class Mover:
         self._last_event_s = float("-inf")
         self._thread = threading.Thread(target=self._run, name="kv-mover", daemon=True)
 
-    def start(self) -> None:
+    def start(self, prepare_thread: Callable[[], None] = lambda: None) -> None:
+        """``prepare_thread`` is called first in the mover's thread: a GPU's memory needs its context there."""
+        self._prepare_thread = prepare_thread
         self._thread.start()
 
     # Engine thread
@@ -115,6 +121,7 @@ class Mover:
 
     def _run(self) -> None:
         try:
+            self._prepare_thread()
             while not self._is_stopping:
                 self._wait()
                 self._turn()
@@ -143,13 +150,17 @@ class Mover:
         stats = RowConnectorStats()
         has_notes = self._read_notes()
         received, failed = self._pulls.move_on(stats)
+        self._let_leave()
+        pinned, drained = self._pulls.draining.take_news()
         given_back = {held.request_id for held in self._give_back()}
         if orders or has_notes or received or given_back:
             self._last_event_s = self._clock()
         with self._has_moved:
             if not stats.is_empty():
                 self._stats.aggregate(stats)
-            if received or given_back:
+            self._moved.pinned += pinned
+            self._moved.drained += drained
+            if received or given_back or drained:
                 self._moved.received |= received
                 self._moved.failed |= failed
                 self._moved.given_back |= given_back
@@ -158,7 +169,7 @@ class Mover:
     def _obey(self, order: StepMetadata) -> None:
         for engine_id in order.fenced:
             self._pulls.give_up_on(engine_id, f"engine {engine_id} is gone")
-            self._peers.forget(engine_id)
+            self._leaving.add(engine_id)
         for peer in order.peers:
             self._peers.meet(peer.engine_id, peer.hellos)
         for hold in order.holds:
@@ -169,6 +180,12 @@ class Mover:
         self._held.drop(order.drops)
         for pull in order.pulls:
             self._pulls.begin(pull)
+
+    def _let_leave(self) -> None:
+        for engine_id in [gone for gone in self._leaving if not self._pulls.is_busy(gone)]:
+            self._leaving.remove(engine_id)
+            self._pulls.draining.forget(engine_id)
+            self._peers.forget(engine_id)
 
     def _read_notes(self) -> bool:
         payloads = self._agent.notes()

@@ -51,7 +51,7 @@ class ConnectedPeers:
             logger.error("engine %s can't be read from: %s: %s", engine_id, type(e).__name__, e)
 
     def sources(self, engine_id: str) -> tuple[Source, ...]:
-        """The ranks of an engine that this rank reads or tells; connects again where the connection was cut.
+        """The ranks of an engine that this rank reads or tells; connects again where that has failed before.
 
         Raises:
             HandshakeMismatch: the engine was not met, or its rows don't fit ours.
@@ -65,18 +65,14 @@ class ConnectedPeers:
         logger.info("peer %s: %d rank(s) to read from, descriptors a block: %s", engine_id, len(reads), reads)
         return sources
 
-    def cut(self, engine_id: str) -> None:
-        """End the connection, and with it every read of that engine that is in flight."""
+    def forget(self, engine_id: str) -> None:
+        """Let go of an engine that is gone; no read of it may be under way."""
+        self._hellos.pop(engine_id, None)
         for source in self._sources.pop(engine_id, ()):
             try:
                 self._agent.disconnect(source.reader)
             except Exception as e:  # noqa: BLE001 - the peer may be dead, and NIXL says so in many ways
                 logger.info("disconnecting from %s: %s", engine_id, e)
-
-    def forget(self, engine_id: str) -> None:
-        """Let go of an engine that is gone."""
-        self._hellos.pop(engine_id, None)
-        self.cut(engine_id)
 
     def close(self) -> None:
         for engine_id in list(self._hellos):
@@ -93,7 +89,15 @@ class ConnectedPeers:
                 raise HandshakeMismatch(str(e)) from e
             sources.append((read.source_rank, pieces, True))
         sources += [(rank, (), False) for rank in ranks.notify_only]
-        return tuple(self._source(hellos, *source) for source in sources)
+        connected: list[Source] = []
+        try:
+            for planned in sources:
+                connected.append(self._source(hellos, *planned))
+        except Exception:
+            for source in connected:
+                self._agent.disconnect(source.reader)
+            raise
+        return tuple(connected)
 
     def _source(self, hellos: list[Hello], rank: int, pieces: tuple[Piece, ...], reads: bool) -> Source:
         hello = hellos[rank]

@@ -27,8 +27,9 @@ _COMPLETE = (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPE
 
 
 def digest_of(request: "Request") -> str | None:
-    """The request's prompt and all else that its KV depends on; None when it has no token ids."""
-    if request.prompt_token_ids is None:
+    """The request's prompt and all else that its KV depends on; None when token ids don't say it all."""
+    is_more = getattr(request, "prompt_embeds", None) is not None or getattr(request, "mm_features", None)
+    if request.prompt_token_ids is None or is_more:
         return None
     lora = request.lora_request.lora_name if request.lora_request is not None else ""
     return prompt_digest(request.prompt_token_ids, f"{lora}\n{request.cache_salt or ''}")

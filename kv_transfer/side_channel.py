@@ -1,7 +1,7 @@
 """The side channel: a small request/reply service beside each engine, and its client. Carries bytes; knows no meaning.
 
 Frames of a request: verb, token, payload. Frames of a reply: b"ok" and a payload, or b"error" and a text.
-``hello`` is open to peers; the other verbs need the cluster token when one is set.
+Each request needs the cluster token when one is set: a greeting alone would let a stranger read all KV by NIXL.
 """
 
 import hmac
@@ -16,7 +16,6 @@ from wire.errors import TransferFailed
 logger = logging.getLogger(__name__)
 
 HELLO, RELEASE, RENEW, PEERS, STATUS = b"hello", b"release", b"renew", b"peers", b"status"
-_OPEN_VERBS = frozenset({HELLO})
 _MAX_REQUEST_BYTES = 1 << 20  # requests are small; a stranger must not fill our memory
 _POLL_MS = 200  # how soon the thread notices that it shall stop
 
@@ -65,7 +64,7 @@ class SideChannelServer:
         handler = self._handlers.get(verb)
         if handler is None:
             return [b"error", b"unknown verb"]
-        if self._token and verb not in _OPEN_VERBS and not hmac.compare_digest(token, self._token):
+        if self._token and not hmac.compare_digest(token, self._token):
             return [b"error", b"wrong or missing cluster token"]
         try:
             return [b"ok", handler(payload)]

@@ -1,8 +1,13 @@
 """What the scheduler side tells the worker side with each engine step."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata, KVConnectorMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
 
 from kv_transfer.notes import Note
 from wire.handoff import KVHandoff
@@ -13,6 +18,18 @@ class HelloMetadata(KVConnectorHandshakeMetadata):
     """One rank's encoded hello, on its way from the worker to the scheduler side."""
 
     hello: bytes
+
+
+@dataclass(slots=True)
+class DrainNews(KVConnectorWorkerMetadata):
+    """From a rank to the scheduler side: reads that were given up and reads that have ended since, by request id."""
+
+    pinned: Counter[str]
+    drained: Counter[str]
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "DrainNews":
+        assert isinstance(other, DrainNews)
+        return DrainNews(self.pinned + other.pinned, self.drained + other.drained)
 
 
 @dataclass(slots=True)
@@ -58,4 +75,3 @@ class StepMetadata(KVConnectorMetadata):
     notes: list[Note] = field(default_factory=list)  # prefill: readers that were done without reading
     revoked: list[tuple[int, int]] = field(default_factory=list)  # prefill: (slot, serial) to end before the forward
     is_idle: bool = False  # the step computes nothing: the engine only polls for transfers
-    is_asking: bool = False  # a request waits for a peer's greeting, which comes from another thread

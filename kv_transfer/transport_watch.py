@@ -21,6 +21,7 @@ class TransportWatch:
         self._reader, self._required, self._refuses = reader, required, refuses
         # UCX reports a way once, with the first peer that is reached by it; so a verdict holds for later peers too.
         self.refusal: str | None = None
+        self.must_know = bool(required) and refuses
 
     def look(self, stats: RowConnectorStats, num_bytes: int, memory: Memory) -> None:
         """Take in what UCX has said since the last look; sets ``refusal`` when reads must not go on like this.

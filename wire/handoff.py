@@ -141,7 +141,7 @@ def prompt_digest(token_ids: Sequence[int], salt: str = "") -> str:
     # The count keeps apart what ends in a token from what ends in the same bytes of salt.
     digest = hashlib.blake2b(len(token_ids).to_bytes(8, "little"), digest_size=32)
     digest.update(array("q", token_ids).tobytes())
-    digest.update(salt.encode())
+    digest.update(salt.encode(errors="surrogatepass"))
     return digest.hexdigest()
 
 

@@ -102,6 +102,14 @@ class WorkerConfig(BaseModel):
     extra_vllm_args: tuple[str, ...] = Field(default=(), description="appended to vLLM's command line as they are")
     kv_transfer: KVTransferConfig
 
+    @field_validator("parallelism")
+    @classmethod
+    def _built(cls, parallelism: Parallelism) -> Parallelism:
+        for name in ("dp_size", "enable_ep", "dcp_size"):
+            if getattr(parallelism, name) != Parallelism.model_fields[name].default:
+                raise ValueError(f"{name} has no effect yet; only tp_size can be chosen")
+        return parallelism
+
     @property
     def url(self) -> str:
         """Base URL at which the router reaches this worker."""

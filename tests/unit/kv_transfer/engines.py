@@ -55,6 +55,7 @@ class Engine:
             finished_sending={sent} - {None},
             finished_recving={received, failed} - {None},
             failed_recving={failed} - {None},
+            kv_connector_worker_meta=None,
         )
         self.side.on_worker_output(output)
 

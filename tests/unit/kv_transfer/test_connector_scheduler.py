@@ -148,13 +148,15 @@ def test_an_engine_of_another_fingerprint_is_refused_with_both_values(clock: Clo
     other.side.shutdown()
 
 
-def test_the_greeting_carries_all_ranks_in_order_and_needs_no_token(prefill: Engine) -> None:
-    greeting = decode_greeting(ask(prefill, side_channel.HELLO, token=""))
+def test_the_greeting_carries_all_ranks_in_order(prefill: Engine) -> None:
+    greeting = decode_greeting(ask(prefill, side_channel.HELLO))
     assert greeting.hellos == [b"rank 0", b"rank 1"]
     assert (greeting.engine_id, greeting.fingerprint, greeting.num_kv_heads) == ("prefill-0-life1", FINGERPRINT, 4)
 
 
-@pytest.mark.parametrize("verb", [side_channel.RELEASE, side_channel.RENEW, side_channel.PEERS, side_channel.STATUS])
+@pytest.mark.parametrize(
+    "verb", [side_channel.HELLO, side_channel.RELEASE, side_channel.RENEW, side_channel.PEERS, side_channel.STATUS]
+)
 def test_a_stranger_can_change_and_learn_nothing(prefill: Engine, verb: bytes) -> None:
     granted(prefill)
     with pytest.raises(TransferFailed, match="token"):

@@ -214,18 +214,15 @@ def test_a_request_without_a_handoff_is_left_alone(decode: Scene) -> None:
 # Peers
 
 
-def test_a_request_waits_while_its_engine_is_asked_and_the_engine_is_polled_meanwhile() -> None:
+def test_a_request_waits_while_its_engine_is_asked() -> None:
     decode = Scene()
     decode.network.greet()
     decode.peers.register([peer()])
     wish = decode.arrive(handoff())
     assert decode.side.num_new_matched_tokens(wish, 0) == (None, False)
-    assert decode.step().is_asking
-    assert not decode.step().is_asking
     decode.dialler.run()
     assert decode.schedule(wish) == 300
     meta = decode.step()
-    assert not meta.is_asking
     assert meta.peers == [PeerRows(ENGINE, [ENGINE.encode()])]
     assert len(meta.pulls) == 1
 
