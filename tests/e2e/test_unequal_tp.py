@@ -141,22 +141,17 @@ def test_an_abort_during_a_transfer_keeps_the_blocks_until_it_has_ended(pairs: P
 
 
 def test_preempted_prompts_give_the_right_tokens(pairs: Pairs, single: OpenAI) -> None:
-    """Together the prompts need more blocks than prefill TP2 has."""
-    prompts = [prompt_of(60 + n, (NUM_BLOCKS // 2 + 2) * 128) for n in range(2)]
-    expected = [one_engine(single, prompt) for prompt in prompts]
-    with ThreadPoolExecutor(2) as pool:
-        # Each is handed over as soon as it is there: blocks held for one would keep the other waiting.
-        tokens = list(
-            pool.map(
-                lambda prompt: legs.tokens_of(
-                    legs.decode(pairs.decode1, prompt, legs.prefill(pairs.prefill2.url, prompt))
-                ),
-                prompts,
-            )
-        )
-    assert tokens == expected
-    assert legs.counted_within(pairs.prefill2.url, "vllm:num_preemptions_total", 1, 2)
-    assert legs.no_lease_within(pairs.prefill2.url, 2)
+    """The blocks of the first prompt are held, so the second runs out of blocks on its way."""
+    url, prompts = pairs.prefill2.url, [prompt_of(60 + n, (NUM_BLOCKS // 2 + 2) * 128) for n in range(2)]
+    first = legs.prefill(url, prompts[0], lease_s=60)
+    preemptions = legs.samples(url)["vllm:num_preemptions_total"]
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(legs.prefill, url, prompts[1])
+        assert legs.counted_within(url, "vllm:num_preemptions_total", preemptions + 1, 30)
+        tokens = [legs.tokens_of(legs.decode(pairs.decode1, prompts[0], first))]
+        tokens.append(legs.tokens_of(legs.decode(pairs.decode1, prompts[1], second.result())))
+    assert tokens == [one_engine(single, prompt) for prompt in prompts]
+    assert legs.no_lease_within(url, 2)
 
 
 def test_preempted_answers_give_the_right_tokens(pairs: Pairs, single: OpenAI) -> None:

@@ -258,7 +258,7 @@ def test_decode_is_told_its_prefill_workers_in_a_stable_order(cluster: Cluster) 
     assert again == (peer("prefill-0", "g2"), peer("prefill-1"), peer("prefill-2"))
 
 
-def test_decode_is_told_of_draining_workers_but_not_of_those_that_start_or_do_not_pair(cluster: Cluster) -> None:
+def test_decode_is_told_of_all_workers_that_pair_whatever_their_state(cluster: Cluster) -> None:
     cluster.beat("prefill-0", state=WorkerState.DRAINING)
     cluster.beat("prefill-1", state=WorkerState.STARTING)
     cluster.beat("prefill-2", **OTHER)
@@ -267,7 +267,7 @@ def test_decode_is_told_of_draining_workers_but_not_of_those_that_start_or_do_no
     cluster.static(WorkerRole.PREFILL)
     decode = cluster.beat("decode-0")
     cluster.beat("decode-1")
-    assert cluster.registry.tell_peers(decode) == (peer("prefill-0"), peer("prefill-4"))
+    assert cluster.registry.tell_peers(decode) == (peer("prefill-0"), peer("prefill-1"), peer("prefill-4"))
 
 
 def test_prefill_and_static_workers_are_told_of_nobody(cluster: Cluster) -> None:
