@@ -1,8 +1,8 @@
 """Starts the routers that are compared, each as a prefill/decode router on one core, with its default settings.
 
-One setting of the peers is not their default: the policy. Theirs keeps a tree of all prompts to find prefixes, which
-costs vllm-router three times the rest of a small request; ours has no such tree, so a comparison with it would flatter
-us. ``vllm-router-default`` and ``smg-default`` are the peers with nothing set.
+One setting of the peers is not their default: the policy. Theirs keeps a tree of all prompts to find prefixes, with
+which a small request costs vllm-router two to three times as much; ours has no such tree, so a comparison with it would
+flatter us. ``vllm-router-default`` and ``smg-default`` are the peers with nothing set.
 """
 
 import json
