@@ -11,6 +11,8 @@ MAX_ADDED_TTFT_MS = {"p50": 0.6, "p99": 2.0}
 # "No added gap": what is left below is the noise of two measurements, a hundredth and a tenth of the 10 ms gap.
 MAX_ADDED_GAP_MS = {"p50": 0.1, "p99": 1.0}
 MAX_RSS_MB = 100.0
+# Above it mocks or load were the limit, and what was measured is a router that waits for them.
+MAX_OTHER_CORE = 0.95
 # Counted at the engines: each of them is a request that was served wrongly although the client saw a good answer.
 SILENT_FAULTS = ("no_handoff", "wrong_handoff", "other_prompt", "dirty_prefill", "bad_request", "live")
 
@@ -52,6 +54,8 @@ def verdicts(result: dict[str, Any]) -> list[Verdict]:
     ]
     for name, case in cases.items():
         rounds = _rounds(case, US)
+        shares = [other_core(one) for router in (US, PEER) for one in _rounds(case, router)]
+        found.append(Verdict("mocks and load, part of their core", name, round(max(shares), 2), MAX_OTHER_CORE))
         # Of each process, the most that it ever had.
         found.append(Verdict("RSS of a process, MB", name, max(max(one["rss_mb"]) for one in rounds), MAX_RSS_MB))
         found.append(Verdict("errors", name, sum(sum(one["errors"].values()) for one in rounds), 0))
@@ -66,6 +70,11 @@ def cpu_us(case: dict[str, Any], one: Round) -> float:
     if not count:
         raise ValueError(f"{case['name']}: a round without an answer")
     return 1e6 * float(one["cpu_s"]["router"]) / float(count)
+
+
+def other_core(one: Round) -> float:
+    """Part of their core that mocks and load took in one round."""
+    return float(one["cpu_s"]["mocks"] + one["cpu_s"]["load"]) / float(one["wall_s"])
 
 
 def cpu_ratio(case: dict[str, Any], ours: str, theirs: str) -> float:

@@ -72,6 +72,13 @@ def test_memory_of_one_process_in_one_round_fails() -> None:
     assert failed(result) == {("big", "RSS of a process, MB")}
 
 
+@pytest.mark.parametrize("router", ["tandem", "vllm-router"])
+def test_mocks_that_were_the_limit_fail(router: str) -> None:
+    result = good_result()
+    rounds_of(result, "small128", router)[0]["cpu_s"]["mocks"] = 1.75
+    assert failed(result) == {("small128", "mocks and load, part of their core")}
+
+
 def test_one_error_fails() -> None:
     result = good_result()
     rounds_of(result, "small128")[0]["errors"] = {"status 502": 1}
