@@ -8,7 +8,7 @@ export PIP_ARGS
 SPEC ?= deploy/examples/cpu.yaml
 PORT ?=
 UP_ARGS ?=
-# Where `make bench-transfer` runs, and its other options.
+# Where `make bench-transfer` runs; other options of it or of `make bench-router`, for example BENCH_ARGS="--cases big".
 DEVICE ?= cpu
 BENCH_ARGS ?=
 TRANSFER_JSON = bench/results/transfer-$(if $(filter cuda,$(DEVICE)),h200x2,cpu).json
@@ -22,7 +22,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3; do \
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak gpu-check bench-transfer lint format install install-serve python clean distclean
+.PHONY: help serve test soak gpu-check bench-transfer bench-router lint format install install-serve python clean distclean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -45,6 +45,10 @@ bench-transfer: install ## rows against other layouts and vLLM's connector (DEVI
 	@mkdir -p bench/results
 	$(BIN)/python -m bench.transfer --device $(DEVICE) $(BENCH_ARGS) --out $(TRANSFER_JSON)
 	$(if $(filter cuda,$(DEVICE)),$(BIN)/python -m bench.transfer --check $(TRANSFER_JSON))
+
+bench-router: install ## this router beside vllm-router and smg over mock engines, figures judged (two quiet cores)
+	@mkdir -p bench/results
+	$(BIN)/python -m bench.router $(BENCH_ARGS) --out bench/results/router-cpu.json --check
 
 lint: install ## style, types and import contracts
 	$(BIN)/ruff check

@@ -35,6 +35,8 @@ SPEAKERS = {
     "transformers": ["msa_model/*"],
     "httpx": ["router/worker_client.py", "vllm_engine/*", "deploy/*", "bench/*"],
     "uvicorn": ["router/__main__.py", "bench/*"],
+    "httptools": ["bench/router/engines.py", "bench/router/load.py"],  # both ends of what the router relays
+    "uvloop": ["vllm_engine/server.py", "bench/router/engines.py", "bench/router/run.py"],
     "fastapi": ["router/*", "vllm_engine/*", "bench/*"],
     "yaml": ["router/config.py", "deploy/spec_file.py", "bench/*"],
 }
