@@ -69,8 +69,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
-    # It logs every exchange at INFO; ours are logged once, by request.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     serve(config)
 
 

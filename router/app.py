@@ -21,13 +21,14 @@ from router.context import Endpoint
 from router.control import control_router
 from router.generate import ActiveRequests, GenerateEndpoint
 from router.health import HealthProber
+from router.http1_client import Http1WorkerClient
 from router.legs import Legs, worker_headers
 from router.metrics import METRICS_CONTENT_TYPE, RouterMetrics
 from router.openapi import ERROR_SCHEMA, generate_operation
 from router.pipeline import Pipeline
 from router.release import Releaser
 from router.select import POLICIES, Selector
-from router.worker_client import HttpxWorkerClient, WorkerClient
+from router.worker_client import WorkerClient
 from router.workers import WorkerRegistry
 from wire.errors import BadRequest, ServingError
 from wire.worker import WorkerRole
@@ -60,7 +61,7 @@ def build_parts(
     new_handoff_id: Callable[[], str] = _new_hex_id,
 ) -> RouterParts:
     """Wire the parts of a router; nothing runs yet."""
-    client = client or HttpxWorkerClient(connect_timeout_s=config.connect_timeout_s)
+    client = client or Http1WorkerClient(connect_timeout_s=config.connect_timeout_s)
     registry = WorkerRegistry(ttl_s=config.heartbeat_ttl_s, clock=clock)
     metrics = RouterMetrics(registry.workers)
     headers = worker_headers(config.cluster_token)
