@@ -69,9 +69,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     logging.basicConfig(
         level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
     )
-    # It logs every exchange at INFO; ours are logged once, by request.
-    logging.getLogger("httpx").setLevel(logging.WARNING)
+    _log_cheaply()
     serve(config)
+
+
+def _log_cheaply() -> None:
+    """Leaves out what our format doesn't show and the logging module looks up for each line (its own advice)."""
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    # The name of the calling file; without it the stack is not walked.
+    logging._srcfile = None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """The FastAPI application: puts the parts together and holds the small routes."""
 
 import asyncio
+import os
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route as AsgiRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from router.auth import ClientAuth, ClusterAuth
 from router.config import RouterConfig
@@ -21,13 +22,14 @@ from router.context import Endpoint
 from router.control import control_router
 from router.generate import ActiveRequests, GenerateEndpoint
 from router.health import HealthProber
+from router.http1_client import Http1WorkerClient
 from router.legs import Legs, worker_headers
 from router.metrics import METRICS_CONTENT_TYPE, RouterMetrics
 from router.openapi import ERROR_SCHEMA, generate_operation
 from router.pipeline import Pipeline
 from router.release import Releaser
 from router.select import POLICIES, Selector
-from router.worker_client import HttpxWorkerClient, WorkerClient
+from router.worker_client import WorkerClient
 from router.workers import WorkerRegistry
 from wire.errors import BadRequest, ServingError
 from wire.worker import WorkerRole
@@ -49,7 +51,8 @@ class RouterParts:
 
 
 def _new_hex_id() -> str:
-    return uuid.uuid4().hex
+    # As random as a UUID, and without the cost of one.
+    return os.urandom(16).hex()
 
 
 def build_parts(
@@ -60,7 +63,7 @@ def build_parts(
     new_handoff_id: Callable[[], str] = _new_hex_id,
 ) -> RouterParts:
     """Wire the parts of a router; nothing runs yet."""
-    client = client or HttpxWorkerClient(connect_timeout_s=config.connect_timeout_s)
+    client = client or Http1WorkerClient(connect_timeout_s=config.connect_timeout_s)
     registry = WorkerRegistry(ttl_s=config.heartbeat_ttl_s, clock=clock)
     metrics = RouterMetrics(registry.workers)
     headers = worker_headers(config.cluster_token)
@@ -84,9 +87,22 @@ def build_parts(
     return RouterParts(config, registry, client, metrics, releaser, pipeline, prober, ActiveRequests(), clock)
 
 
+class RouterApp(FastAPI):
+    """The application; requests to the generating endpoints skip its middlewares and its search for a route.
+
+    They need neither: their handlers answer every error themselves. All else, also wrong methods, goes the usual way.
+    """
+
+    generating: dict[str, ASGIApp]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self.generating.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (super().__call__ if handler is None else handler)(scope, receive, send)
+
+
 def create_app(parts: RouterParts) -> FastAPI:
     """The application around the parts; its lifespan probes static workers and, at the end, waits for releases."""
-    app = FastAPI(
+    app = RouterApp(
         title="tandem router", version="0.1.0", lifespan=_lifespan(parts), redoc_url=None, redirect_slashes=False
     )
     _add_error_handlers(app)
@@ -118,8 +134,9 @@ def _lifespan(parts: RouterParts) -> Callable[[FastAPI], Any]:
     return lifespan
 
 
-def _add_generating_routes(app: FastAPI, parts: RouterParts) -> None:
+def _add_generating_routes(app: RouterApp, parts: RouterParts) -> None:
     auth = ClientAuth(parts.config.api_keys)
+    app.generating = {}
     for endpoint in Endpoint:
         handler = GenerateEndpoint(
             endpoint,
@@ -131,6 +148,7 @@ def _add_generating_routes(app: FastAPI, parts: RouterParts) -> None:
             clock=parts.clock,
             new_request_id=_new_hex_id,
         )
+        app.generating[endpoint.url_path] = handler
         app.router.routes.append(AsgiRoute(endpoint.url_path, handler, methods=["POST"]))
 
     def openapi() -> dict[str, Any]:

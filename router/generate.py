@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from starlette.datastructures import Headers
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from router.auth import ClientAuth
 from router.context import Endpoint, RequestContext
@@ -132,6 +132,8 @@ class GenerateEndpoint:
     def _report(self, ctx: RequestContext) -> None:
         end_s = self._clock()
         self._metrics.observe_request(ctx, end_s)
+        if not logger.isEnabledFor(logging.INFO):
+            return
         logger.info(
             "request %s %s %d path=%s stage=%s prefill=%s decode=%s blocks=%d %s ttft=%s total=%.4f",
             ctx.request_id,
@@ -149,36 +151,46 @@ class GenerateEndpoint:
 
 
 async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Run ``work``; if the client leaves first, cancel it and wait until it has unwound.
+    """Run ``work`` in this task; if the client leaves first, cancel it and wait until it has unwound.
 
     The request's body must have been read.
 
     Raises:
         ClientLeft, or what ``work`` raises.
     """
-    task = asyncio.create_task(work)
-    watcher = asyncio.create_task(_wait_for_disconnect(receive))
+    running = asyncio.current_task()
+    assert running is not None
+    watch = _Watch(running, receive)
     try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientLeft
-        task.result()
+        await work
+    except BaseException as error:
+        # The cancellation is the watch's own, unless somebody else cancels this task as well.
+        if watch.has_client_left and running.uncancel() == 0:
+            if not isinstance(error, asyncio.CancelledError):
+                logger.warning("%s while unwinding a request", type(error).__name__)
+            raise ClientLeft from None
+        raise
     finally:
-        await _cancel(task)
-        await _cancel(watcher)
+        watch.end()
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
-    message: Message = {"type": "http.request"}
-    while message["type"] != "http.disconnect":
-        message = await receive()
+class _Watch:
+    """Cancels ``running`` when the client leaves before ``end`` is called."""
 
+    def __init__(self, running: asyncio.Task[Any], receive: Receive) -> None:
+        self.has_client_left = False
+        self._is_over = False
+        self._running, self._receive = running, receive
+        self._task = asyncio.create_task(self._run())
 
-async def _cancel(task: asyncio.Task[None]) -> None:
-    """Ends the task; an error while it unwinds is logged, since nobody else will see it."""
-    if task.done():
-        return
-    task.cancel()
-    await asyncio.wait((task,))
-    if not task.cancelled() and (error := task.exception()) is not None:
-        logger.warning("%s while unwinding a request", type(error).__name__)
+    def end(self) -> None:
+        """Nothing is cancelled any more; the watching task ends by itself."""
+        self._is_over = True
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        if not self._is_over:
+            self.has_client_left = True
+            self._running.cancel()

@@ -7,9 +7,8 @@ text. Nested JSON is never encoded again: key order, number spelling and escapes
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from json import JSONDecodeError
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from wire.errors import BadRequest
 
@@ -17,11 +16,11 @@ from wire.errors import BadRequest
 MAX_DEPTH = 128
 
 _WHITESPACE = re.compile(r"[ \t\n\r]*")
+_COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """One ``"key": value`` of the top-level object; spans are character offsets into its text."""
 
     key: str
@@ -102,10 +101,10 @@ def _scan_member(text: str, start: int) -> Member:
     if text[start : start + 1] != '"':
         raise JSONDecodeError("expected a key in double quotes", text, start)
     key, after_key = _decode_at(text, start)
-    colon = _end(_WHITESPACE.match(text, after_key))
-    if text[colon : colon + 1] != ":":
-        raise JSONDecodeError("expected ':'", text, colon)
-    value_start = _end(_WHITESPACE.match(text, colon + 1))
+    colon = _COLON.match(text, after_key)
+    if colon is None:
+        raise JSONDecodeError("expected ':'", text, _end(_WHITESPACE.match(text, after_key)))
+    value_start = colon.end()
     value, end = _decode_at(text, value_start)
     return Member(key, value, start, value_start, end)
 

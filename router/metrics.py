@@ -1,7 +1,7 @@
 """The router's metrics, in vLLM's style (seconds, ``_total``, bounded labels); the only file with prometheus_client."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -33,6 +33,7 @@ class RouterMetrics:
 
     def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
         self._registry = registry = CollectorRegistry()
+        self._children: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         registry.register(_WorkerCollector(workers))
         ProcessCollector(registry=registry)
         self._requests = Counter(
@@ -76,13 +77,11 @@ class RouterMetrics:
         for reason in (*Refusal, None):
             self._refused.labels(reason or OTHER_REASON)
 
-    @contextmanager
-    def counting_in_flight(self) -> Iterator[None]:
-        with self._in_flight.track_inprogress():
-            yield
+    def counting_in_flight(self) -> AbstractContextManager[object]:
+        return self._in_flight.track_inprogress()
 
     def count_path(self, route: Route, reason: str) -> None:
-        self._paths.labels(route.value, reason).inc()
+        self._child(self._paths, route.value, reason).inc()
 
     def count_release(self, reason: str) -> None:
         self._releases.labels(reason).inc()
@@ -106,7 +105,7 @@ class RouterMetrics:
     def observe_request(self, ctx: RequestContext, end_s: float) -> None:
         """The request is over, whichever way."""
         path = ctx.plan.route.value if ctx.plan is not None else "none"
-        self._requests.labels(ctx.endpoint.value, str(ctx.status), path).inc()
+        self._child(self._requests, ctx.endpoint.value, str(ctx.status), path).inc()
         if ctx.status == CLIENT_LEFT_STATUS:
             self._disconnects.labels(ctx.stage.value).inc()
         is_good = ctx.status == 200 and ctx.stage is Stage.DONE
@@ -115,6 +114,14 @@ class RouterMetrics:
         if is_good and ctx.first_byte_s is not None:
             self._ttft.observe(ctx.first_byte_s - ctx.start_s)
             self._e2e.observe(end_s - ctx.start_s)
+
+    def _child(self, family: Counter, *values: str) -> Counter:
+        """``family.labels(*values)``, looked up once: the library checks and copies the values at each call."""
+        key = (family, values)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = family.labels(*values)
+        return child
 
     def render(self) -> bytes:
         """The exposition text."""

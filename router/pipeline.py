@@ -191,15 +191,25 @@ class Pipeline:
         self._metrics.count_retry(leg.value)
         return True
 
-    @contextmanager
-    def _step(self, ctx: RequestContext, stage: Stage) -> Iterator[None]:
-        """Marks the stage and adds its seconds, over attempts, however it ends."""
-        ctx.stage = stage
-        start_s = self._clock()
-        try:
-            yield
-        finally:
-            ctx.step_s[stage] = ctx.step_s.get(stage, 0.0) + self._clock() - start_s
+    def _step(self, ctx: RequestContext, stage: Stage) -> "_Step":
+        return _Step(ctx, stage, self._clock)
+
+
+class _Step:
+    """Marks the stage and adds its seconds, over attempts, however it ends."""
+
+    __slots__ = ("_clock", "_ctx", "_stage", "_start_s")
+
+    def __init__(self, ctx: RequestContext, stage: Stage, clock: Callable[[], float]) -> None:
+        self._ctx, self._stage, self._clock = ctx, stage, clock
+
+    def __enter__(self) -> None:
+        self._ctx.stage = self._stage
+        self._start_s = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        step_s = self._ctx.step_s
+        step_s[self._stage] = step_s.get(self._stage, 0.0) + self._clock() - self._start_s
 
 
 def _read(endpoint: Endpoint, raw: bytes) -> tuple[ClientBody, Plan]:

@@ -33,7 +33,8 @@ SPEAKERS = {
     "msgspec": ["kv_transfer/handshake.py", "vllm_engine/handoff_guard.py", "bench/transfer/vllm_peer.py"],
     "torch": ["msa_model/*", "kv_transfer/cache_row.py", "kv_transfer/connector*.py", "bench/*"],
     "transformers": ["msa_model/*"],
-    "httpx": ["router/worker_client.py", "vllm_engine/*", "deploy/*", "bench/*"],
+    "httpx": ["vllm_engine/*", "deploy/*", "bench/*"],
+    "httptools": ["router/http1_connection.py"],
     "uvicorn": ["router/__main__.py", "bench/*"],
     "httptools": ["bench/router/engines.py", "bench/router/load.py"],  # both ends of what the router relays
     "uvloop": ["vllm_engine/server.py", "bench/router/engines.py", "bench/router/run.py"],
@@ -53,6 +54,6 @@ def test_only_its_named_files_import_a_library(library: str) -> None:
     assert strangers == []
 
 
-@pytest.mark.parametrize("library", ["nixl", "vllm", "prometheus_client", "httpx"])
+@pytest.mark.parametrize("library", ["nixl", "vllm", "prometheus_client", "httpx", "httptools"])
 def test_the_search_finds_the_libraries_that_are_in_use(library: str) -> None:
     assert any(name.split(".")[0] == library for path in source_files() for name in imported_modules(parse(path)))

@@ -1,0 +1,71 @@
+"""What a request to a worker looks like on the wire: where its URL points, and the bytes of its head."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote, urlsplit
+
+# A router meets a few URLs for each worker; the bound is for years of workers that come and go.
+MAX_KEPT_TARGETS = 4096
+# Answers are relayed as they are, so none may be compressed.
+FIXED_HEADERS = "accept-encoding: identity\r\nuser-agent: tandem-router\r\n"
+# What a path or a query may hold unescaped (RFC 3986), and the percent sign of what is escaped already.
+SAFE_IN_TARGET = "/%:@!$&'()*+,;=-._~?"
+
+
+class Origin(NamedTuple):
+    """What a connection leads to."""
+
+    is_tls: bool
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A URL, ready to be asked for."""
+
+    origin: Origin
+    request_uri: str
+    fixed_head: str
+    """The rest of the request line and the headers that every request to this URL has."""
+
+
+@lru_cache(maxsize=MAX_KEPT_TARGETS)
+def parse_target(url: str) -> Target:
+    """Raises: ValueError: no http or https URL with a host and a usable port."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError("not an http or https URL with a host")
+    is_tls = parts.scheme == "https"
+    usual_port = 443 if is_tls else 80
+    port = usual_port if parts.port is None else parts.port
+    request_uri = quote(parts.path or "/", safe=SAFE_IN_TARGET) + (
+        f"?{quote(parts.query, safe=SAFE_IN_TARGET)}" if parts.query else ""
+    )
+    host_header = _spelled(parts.hostname) + ("" if port == usual_port else f":{port}")
+    return Target(
+        Origin(is_tls, parts.hostname, port), request_uri, f" HTTP/1.1\r\nhost: {host_header}\r\n{FIXED_HEADERS}"
+    )
+
+
+def _spelled(host: str) -> str:
+    if ":" not in host:
+        return host.encode("idna").decode("ascii")
+    # A zone names an interface of this machine and means nothing to the other side.
+    return f"[{host.partition('%')[0]}]"
+
+
+def request_head(method: str, target: Target, headers: Mapping[str, str], num_body_bytes: int) -> bytes:
+    """The request line and all headers, with the blank line after them.
+
+    Raises:
+        ValueError: a header that could be read as more than one, or that is not Latin-1.
+    """
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    num_lines = len(headers)
+    if lines.count("\r") != num_lines or lines.count("\n") != num_lines or "\0" in lines:
+        raise ValueError("a header holds a line break or a null character")
+    length = f"content-length: {num_body_bytes}\r\n" if method != "GET" else ""
+    return f"{method} {target.request_uri}{target.fixed_head}{lines}{length}\r\n".encode("latin-1")
