@@ -34,9 +34,9 @@ SPEAKERS = {
     "torch": ["msa_model/*", "kv_transfer/cache_row.py", "kv_transfer/connector*.py", "bench/*"],
     "transformers": ["msa_model/*"],
     "httpx": ["vllm_engine/*", "deploy/*", "bench/*"],
-    "httptools": ["router/http1_connection.py"],
+    # Beside the router itself, both ends of what it relays in the benchmark.
+    "httptools": ["router/http1_connection.py", "bench/router/engines.py", "bench/router/load.py"],
     "uvicorn": ["router/__main__.py", "bench/*"],
-    "httptools": ["bench/router/engines.py", "bench/router/load.py"],  # both ends of what the router relays
     "uvloop": ["vllm_engine/server.py", "bench/router/engines.py", "bench/router/run.py"],
     "fastapi": ["router/*", "vllm_engine/*", "bench/*"],
     "yaml": ["router/config.py", "deploy/spec_file.py", "bench/*"],
