@@ -140,38 +140,48 @@ def test_an_abort_during_a_transfer_keeps_the_blocks_until_it_has_ended(pairs: P
     cross(pairs.prefill1, pairs.decode2.url, prompt_of(51, (NUM_BLOCKS - 6) * 128))
 
 
+def has_preempted_since(url: str, before: float) -> bool:
+    """vLLM tells of a preemption with the next token of the request, so this is asked when it has ended."""
+    return legs.counted_within(url, "vllm:num_preemptions_total", before + 1, 1)
+
+
 def test_preempted_prompts_give_the_right_tokens(pairs: Pairs, single: OpenAI) -> None:
     """The blocks of the first prompt are held, so the second runs out of blocks on its way."""
-    url, prompts = pairs.prefill2.url, [prompt_of(60 + n, (NUM_BLOCKS // 2 + 2) * 128) for n in range(2)]
-    first = legs.prefill(url, prompts[0], lease_s=60)
-    preemptions = legs.samples(url)["vllm:num_preemptions_total"]
-    with ThreadPoolExecutor(1) as pool:
-        second = pool.submit(legs.prefill, url, prompts[1])
-        with pytest.raises(TimeoutError):
-            second.result(timeout=5)
-        tokens = [legs.tokens_of(legs.decode(pairs.decode1, prompts[0], first))]
-        tokens.append(legs.tokens_of(legs.decode(pairs.decode1, prompts[1], second.result())))
-    assert tokens == [one_engine(single, prompt) for prompt in prompts]
-    assert legs.counted_within(url, "vllm:num_preemptions_total", preemptions + 1, 2)
-    assert legs.no_lease_within(url, 2)
+    url = pairs.prefill2.url
+    before = legs.samples(url)["vllm:num_preemptions_total"]
+    for round_, wait_s in enumerate((4, 12, 30)):  # a busy machine may need longer to get there
+        prompts = [prompt_of(60 + 2 * round_ + n, (NUM_BLOCKS // 2 + 2) * 128) for n in range(2)]
+        first = legs.prefill(url, prompts[0], lease_s=60)
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(legs.prefill, url, prompts[1])
+            with pytest.raises(TimeoutError):
+                second.result(timeout=wait_s)
+            tokens = [legs.tokens_of(legs.decode(pairs.decode1, prompts[0], first))]
+            tokens.append(legs.tokens_of(legs.decode(pairs.decode1, prompts[1], second.result())))
+        assert tokens == [one_engine(single, prompt) for prompt in prompts]
+        assert legs.no_lease_within(url, 2)
+        if has_preempted_since(url, before):
+            return
+    pytest.fail("no prompt was preempted; the test shows nothing")
 
 
 def test_preempted_answers_give_the_right_tokens(pairs: Pairs, single: OpenAI) -> None:
     """Answers that outgrow decode TP2's blocks: one is preempted and computed again, its handoff long gone."""
-    prompts = [prompt_of(70 + n, (NUM_BLOCKS // 3 - 1) * 128 - 3) for n in range(3)]
-    num_tokens = 12
-    expected = [one_engine(single, prompt, num_tokens) for prompt in prompts]
-    handoffs = [legs.prefill(pairs.prefill1, prompt) for prompt in prompts]
-    with ThreadPoolExecutor(4) as pool:
-        answers = pool.map(
-            lambda prompt, handoff: legs.decode(pairs.decode2.url, prompt, handoff, max_tokens=num_tokens),
-            prompts,
-            handoffs,
-        )
-        tokens = [legs.tokens_of(answer) for answer in answers]
-    assert tokens == expected
-    assert legs.counted_within(pairs.decode2.url, "vllm:num_preemptions_total", 1, 2)
-    assert legs.no_lease_within(pairs.prefill1, 2)
+    url, num_tokens = pairs.decode2.url, 40
+    before = legs.samples(url)["vllm:num_preemptions_total"]
+    for round_ in range(3):
+        prompts = [prompt_of(70 + 3 * round_ + n, (NUM_BLOCKS // 3 - 1) * 128 - 3) for n in range(3)]
+        handoffs = [legs.prefill(pairs.prefill1, prompt) for prompt in prompts]
+        with ThreadPoolExecutor(3) as pool:
+            answers = pool.map(
+                lambda prompt, handoff: legs.decode(url, prompt, handoff, max_tokens=num_tokens), prompts, handoffs
+            )
+            tokens = [legs.tokens_of(answer) for answer in answers]
+        assert tokens == [one_engine(single, prompt, num_tokens) for prompt in prompts]
+        assert legs.no_lease_within(pairs.prefill1, 2)
+        if has_preempted_since(url, before):
+            return
+    pytest.fail("no answer was preempted; the test shows nothing")
 
 
 def test_expired_blocks_that_others_have_overwritten_are_not_believed(pairs: Pairs, single: OpenAI) -> None:
