@@ -90,7 +90,7 @@ class PullsInFlight:
         self._new.append(pull)
 
     def give_up_on(self, engine_id: str, reason: str) -> None:
-        """Fail every pull from that engine, in flight or new."""
+        """Fail every pull from that engine that is in flight."""
         for pull in self._in_flight:
             if pull.pull.handoff.remote_engine_id == engine_id:
                 self._give_up(pull, TransferFailed(reason))
@@ -175,7 +175,9 @@ class PullsInFlight:
                 self._advance_part(pull, part)
             except Exception as e:  # noqa: BLE001 - as in _post
                 self._fail(pull, e)
-        if pull.error is None and self._clock() - pull.posted_s > self._read_timeout_s:
+        # Also where another part has failed already: the request must not wait for a rank that hangs.
+        is_in_flight = any(part.current is not None for part in pull.parts)
+        if is_in_flight and self._clock() - pull.posted_s > self._read_timeout_s:
             self._give_up(pull, TransferFailed(f"its rows did not arrive within {self._read_timeout_s:g} s"))
 
     def _advance_part(self, pull: _InFlight, part: _Part) -> None:

@@ -12,6 +12,7 @@ from kv_transfer.agent import KVAgent, PostFailed, Read, ReadState, RowReader
 from kv_transfer.notes import Note
 from tests.unit.kv_transfer.factories import HANDOFF_ID, Clock, log_lines
 from tests.unit.kv_transfer.ranks import NUM_SCRATCH, NUM_WORDS, SERIAL, SLOT, Rank, pull
+from wire.errors import TransferFailed
 
 ENGINE = "prefill-0-life1"
 TIMEOUT_S = 5.0
@@ -204,6 +205,17 @@ def test_a_read_that_takes_too_long_fails_and_drains_and_the_peer_is_read_again_
     assert scene.decode.pulls.draining.take_news() == (Counter(), Counter(req=1))
     assert scene.works()
     assert scene.agent.num_cut == 0, "which would end nothing"
+
+
+def test_a_pull_that_has_failed_elsewhere_does_not_wait_for_a_rank_that_hangs(scene: Scene) -> None:
+    scene.agent.is_stuck = True
+    scene.decode.pulls.begin(pull(ENGINE, [4], [11]))
+    scene.decode.pulls.move_on(scene.decode.stats)
+    scene.decode.pulls._in_flight[0].error = TransferFailed("another rank's rows")
+    assert scene.decode.pulls.move_on(scene.decode.stats) == (set(), set())
+    scene.clock.now += TIMEOUT_S + 0.1
+    assert scene.decode.pulls.move_on(scene.decode.stats) == ({"req"}, {"req"})
+    assert scene.decode.pulls.draining.take_news() == (Counter(req=1), Counter())
 
 
 def test_a_read_that_is_posted_in_part_pins_its_blocks(scene: Scene) -> None:
