@@ -16,7 +16,8 @@ LENGTHS = [5, 127, 128, 129, 600, 1100, 1530, 3000]
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     checkpoint = build_checkpoint(tmp_path_factory.mktemp("state"))
     log = tmp_path_factory.mktemp("logs") / "stack.log"
-    settings = ("name=gpu", "engine.device=cuda", "engine.kv_cache_bytes=1GiB", "timeouts.start_s=400")
+    settings = ["name=gpu", "engine.device=cuda", "engine.kv_cache_bytes=1GiB", "timeouts.start_s=400"]
+    settings.append("engine.tool_call_parser=null")  # no tools here; a parser may want more packages
     with running_stack(checkpoint, log, *settings) as stack:
         yield stack
 
