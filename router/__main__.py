@@ -1,7 +1,6 @@
 """``python -m router``: the command line, the server and its signals."""
 
 import argparse
-import logging
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ import uvicorn
 
 from router.app import build_parts, create_app
 from router.config import ConfigError, RouterConfig, load_config
+from router.logs import configure_logging
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -66,18 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     except ConfigError as error:
         print(f"router: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    logging.basicConfig(
-        level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr
-    )
-    _log_cheaply()
+    configure_logging(config.log_level)
     serve(config)
-
-
-def _log_cheaply() -> None:
-    """Leaves out what our format doesn't show and the logging module looks up for each line (its own advice)."""
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    # The name of the calling file; without it the stack is not walked.
-    logging._srcfile = None
 
 
 if __name__ == "__main__":

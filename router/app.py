@@ -27,10 +27,10 @@ from router.legs import Legs, worker_headers
 from router.metrics import METRICS_CONTENT_TYPE, RouterMetrics
 from router.openapi import ERROR_SCHEMA, generate_operation
 from router.pipeline import Pipeline
+from router.registry import WorkerRegistry
 from router.release import Releaser
 from router.select import POLICIES, Selector
 from router.worker_client import WorkerClient
-from router.workers import WorkerRegistry
 from wire.errors import BadRequest, ServingError
 from wire.worker import WorkerRole
 
@@ -174,7 +174,7 @@ def _add_small_routes(app: FastAPI, parts: RouterParts) -> None:
     @app.get("/ready", tags=["state"])
     async def ready() -> JSONResponse:
         """200 when a READY prefill and a READY decode worker serve the same model; 503 says what is missing."""
-        missing = [role.value for role in registry.missing_roles()]
+        missing = [role.value for role in registry.pools().missing_roles()]
         return JSONResponse({"ready": not missing, "missing": missing}, status_code=503 if missing else 200)
 
     @app.get("/metrics", tags=["state"])
@@ -194,7 +194,7 @@ def _add_small_routes(app: FastAPI, parts: RouterParts) -> None:
                 "owned_by": "tandem",
                 "max_model_len": worker.max_model_len,
             }
-            for model, worker in registry.models().items()
+            for model, worker in registry.pools().models.items()
         ]
         return {"object": "list", "data": cards}
 

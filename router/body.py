@@ -1,12 +1,18 @@
 """The client's body and the two bodies made of it, one for each leg."""
 
+import json
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from router.json_members import Member, decode_text, parse_members
+from router.worker_client import Piece
 from wire.errors import BadRequest, UpstreamError
-from wire.handoff import HandoffRequest
 
 KV_TRANSFER_PARAMS = "kv_transfer_params"
+_QUOTED_KEY = f'"{KV_TRANSFER_PARAMS}"'
+_COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
+_decoder = json.JSONDecoder()
 
 
 class HandoffMissing(UpstreamError):
@@ -38,7 +44,8 @@ PREFILL_DROPS = frozenset(
 class ClientBody:
     """A JSON object as the client sent it.
 
-    ``raw`` and ``text`` are the same characters; ``members`` are spans of ``text`` by unescaped key.
+    ``raw`` and ``text`` are the same characters; ``members`` are spans of ``text`` by unescaped key. The bodies made of
+    it are pieces: views of ``raw`` where they can be, since copying a long prompt costs more than all the rest.
     """
 
     raw: bytes
@@ -51,27 +58,40 @@ class ClientBody:
         text = decode_text(raw)
         return cls(raw, text, parse_members(text))
 
-    def prefill_body(self, handoff: HandoffRequest) -> bytes:
+    def prefill_body(self, ask_json: str) -> list[Piece]:
         """Body of the prefill leg: the client's members without ``PREFILL_DROPS``, one token, and the handoff's ask."""
-        kept = [self.text[m.start : m.end] for m in self.members.values() if m.key not in PREFILL_DROPS]
-        # Without what is not set: workers refuse a field that is newer than they are.
-        ask = handoff.model_dump_json(exclude_none=True)
-        kept += ['"max_tokens":1', '"stream":false', f'"{KV_TRANSFER_PARAMS}":{ask}']
-        return ("{" + ",".join(kept) + "}").encode()
+        pieces: list[Piece] = [b"{"]
+        start, end = -1, 0
+        for member in self.members.values():
+            if member.key not in PREFILL_DROPS:
+                start, end = member.start if start < 0 else start, member.end
+            elif start >= 0:
+                pieces += (self._cut(start, end), b",")
+                start = -1
+        if start >= 0:
+            pieces += (self._cut(start, end), b",")
+        pieces.append(f'"max_tokens":1,"stream":false,"{KV_TRANSFER_PARAMS}":{ask_json}}}'.encode())
+        return pieces
 
-    def decode_body(self, handoff_json: str) -> bytes:
+    def decode_body(self, handoff_json: str) -> list[Piece]:
         """Body of the decode leg: the client's own bytes with ``kv_transfer_params`` added as the last member.
 
         ``handoff_json`` is spliced as it is; the client's body must not hold that key.
         """
         assert KV_TRANSFER_PARAMS not in self.members
-        head = self.raw.rstrip(b" \t\r\n")[:-1]
-        comma = b"," if self.members else b""
-        return b"".join((head, comma, b'"', KV_TRANSFER_PARAMS.encode(), b'":', handoff_json.encode(), b"}"))
+        comma = "," if self.members else ""
+        added = f'{comma}"{KV_TRANSFER_PARAMS}":{handoff_json}}}'.encode()
+        return [memoryview(self.raw)[: self.raw.rindex(b"}")], added]
+
+    def _cut(self, start: int, end: int) -> Piece:
+        """The bytes of ``text[start:end]``."""
+        if len(self.raw) == len(self.text):  # all ASCII, so characters are bytes
+            return memoryview(self.raw)[start:end]
+        return self.text[start:end].encode()
 
 
-def extract_handoff_json(answer: bytes) -> str:
-    """The text of ``kv_transfer_params`` in a prefill worker's answer, as it stands there.
+def extract_handoff(answer: bytes) -> tuple[str, dict[str, Any]]:
+    """``kv_transfer_params`` in a prefill worker's answer: its text as it stands there, and what that says.
 
     Raises:
         UpstreamError: the answer is not JSON.
@@ -80,13 +100,28 @@ def extract_handoff_json(answer: bytes) -> str:
     # The answer is not the client's: what is wrong with it is the worker's fault, whatever the parser calls it.
     try:
         text = decode_text(answer)
-        members = parse_members(text)
+        member = _find_last(text) or parse_members(text).get(KV_TRANSFER_PARAMS)
     except BadRequest as error:
         raise UpstreamError("The prefill worker's answer is not JSON.", stage="prefill") from error
-    member = members.get(KV_TRANSFER_PARAMS)
-    if member is None or member.value is None:
+    if member is None or not isinstance(member.value, dict):
         raise HandoffMissing(
-            "The prefill worker answered without kv_transfer_params: its engine runs without tandem's KV connector.",
+            "The prefill worker answered without kv_transfer_params: its engine runs without a KV connector for P/D.",
             stage="prefill",
         )
-    return text[member.value_start : member.end]
+    return text[member.value_start : member.end], member.value
+
+
+def _find_last(text: str) -> Member | None:
+    """The member where vLLM writes it, found without reading all before it; None: look properly.
+
+    A quote inside a string is escaped, so that the key with both its quotes and a colon is never part of one.
+    """
+    start = text.rfind(_QUOTED_KEY)
+    colon = _COLON.match(text, start + len(_QUOTED_KEY)) if start >= 0 else None
+    if colon is None:
+        return None
+    try:
+        value, end = _decoder.raw_decode(text, colon.end())
+    except ValueError:
+        return None
+    return Member(KV_TRANSFER_PARAMS, value, start, colon.end(), end)

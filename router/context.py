@@ -8,10 +8,15 @@ from router.workers import Worker
 
 
 class Endpoint(StrEnum):
-    """A generating endpoint; the value is its label in metrics and logs."""
+    """A generating endpoint; the value is its label in metrics and logs.
+
+    Its hash, as below, is the text's, to which members are equal: an enumeration's own is written in Python and slow.
+    """
 
     CHAT = "chat_completions"
     COMPLETIONS = "completions"
+
+    __hash__ = str.__hash__
 
     @property
     def url_path(self) -> str:
@@ -25,6 +30,8 @@ class Route(StrEnum):
     PREFILL_DECODE = "prefill_decode"
     DECODE_ONLY = "decode_only"
 
+    __hash__ = str.__hash__
+
 
 class Stage(StrEnum):
     """How far a request has come; also where an error or a disconnect is counted."""
@@ -35,6 +42,8 @@ class Stage(StrEnum):
     DECODE = "decode"
     RELAY = "relay"
     DONE = "done"
+
+    __hash__ = str.__hash__
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +71,7 @@ class RequestContext:
     Filled by prefill: ``handoff_id`` (new each attempt), ``handoff_json``, ``num_blocks``.
     Filled by decode: ``decode``, ``status``.
     Filled by relay: ``first_byte_s``, ``is_response_started``.
-    Every step sets ``stage`` and adds its seconds to ``step_s``.
+    Every step begins with ``enter``.
     """
 
     request_id: str
@@ -87,9 +96,21 @@ class RequestContext:
     is_response_started: bool = False
 
     stage: Stage = Stage.ADMIT
+    entered_s: float = 0.0
+    """When ``stage`` began."""
     step_s: dict[Stage, float] = field(default_factory=dict)
+    """Seconds in each stage that was left, over all attempts."""
     tried: dict[Stage, list[str]] = field(default_factory=dict)
     """Worker ids whose leg failed in an earlier attempt, by leg."""
+
+    def __post_init__(self) -> None:
+        self.entered_s = self.start_s
+
+    def enter(self, stage: Stage, now_s: float) -> None:
+        """The request is in ``stage`` from now on; the time since the last call was the stage's before."""
+        before = self.stage
+        self.step_s[before] = self.step_s.get(before, 0.0) + now_s - self.entered_s
+        self.stage, self.entered_s = stage, now_s
 
     @property
     def num_prompt_bytes(self) -> int:

@@ -6,7 +6,8 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request, Response
 
 from router.auth import ClusterAuth
-from router.workers import Worker, WorkerRegistry
+from router.registry import WorkerRegistry
+from router.workers import Worker
 from wire.errors import Conflict
 from wire.worker import HeartbeatReply, WorkerCheck, WorkerHeartbeat
 

@@ -3,10 +3,9 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from router.auth import ClientAuth
@@ -19,6 +18,8 @@ from wire.errors import PayloadTooLarge, ServingError
 
 # Long enough for any tracing scheme; the charset keeps it harmless in headers, logs and engine request ids.
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+_READ_HEADERS = frozenset((b"authorization", b"content-length", b"x-request-id"))
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class GenerateEndpoint:
         self._max_body_bytes, self._clock, self._new_request_id = max_body_bytes, clock, new_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
+        headers = read_headers(scope)
         ctx = RequestContext(self._request_id(headers), self._endpoint, self._clock())
         reply = Reply(ctx, send, self._clock)
         with self._active, self._metrics.counting_in_flight():
@@ -87,7 +88,7 @@ class GenerateEndpoint:
             finally:
                 self._report(ctx)
 
-    async def _answer(self, ctx: RequestContext, headers: Headers, receive: Receive, reply: Reply) -> None:
+    async def _answer(self, ctx: RequestContext, headers: Mapping[str, str], receive: Receive, reply: Reply) -> None:
         try:
             self._auth.check(headers)
             ctx.raw = await self._read_body(headers, receive)
@@ -105,13 +106,13 @@ class GenerateEndpoint:
             await reply.fail(ServingError("Internal error.", stage=ctx.stage.value))
             raise
 
-    async def _read_body(self, headers: Headers, receive: Receive) -> bytes:
+    async def _read_body(self, headers: Mapping[str, str], receive: Receive) -> bytes:
         declared = headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._max_body_bytes:
             raise self._too_large()
         pieces: list[bytes] = []
-        num_bytes = 0
-        while True:
+        num_bytes, has_more = 0, True
+        while has_more:
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
@@ -119,13 +120,13 @@ class GenerateEndpoint:
             num_bytes += len(pieces[-1])
             if num_bytes > self._max_body_bytes:
                 raise self._too_large()
-            if not message.get("more_body", False):
-                return b"".join(pieces)
+            has_more = message.get("more_body", False)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _too_large(self) -> PayloadTooLarge:
         return PayloadTooLarge(f"The request body is longer than {self._max_body_bytes} bytes.")
 
-    def _request_id(self, headers: Headers) -> str:
+    def _request_id(self, headers: Mapping[str, str]) -> str:
         given = headers.get("x-request-id", "")
         return given if SANE_REQUEST_ID.fullmatch(given) else self._new_request_id()
 
@@ -137,17 +138,26 @@ class GenerateEndpoint:
         logger.info(
             "request %s %s %d path=%s stage=%s prefill=%s decode=%s blocks=%d %s ttft=%s total=%.4f",
             ctx.request_id,
-            ctx.endpoint.value,
+            ctx.endpoint,
             ctx.status,
-            ctx.plan.route.value if ctx.plan is not None else "none",
-            ctx.stage.value,
+            ctx.plan.route if ctx.plan is not None else "none",
+            ctx.stage,
             ctx.prefill.worker_id if ctx.prefill is not None else "-",
             ctx.decode.worker_id if ctx.decode is not None else "-",
             ctx.num_blocks,
-            " ".join(f"{stage.value}={seconds:.4f}" for stage, seconds in ctx.step_s.items()),
+            " ".join([f"{stage}={seconds:.4f}" for stage, seconds in ctx.step_s.items()]),
             "-" if ctx.first_byte_s is None else f"{ctx.first_byte_s - ctx.start_s:.4f}",
             end_s - ctx.start_s,
         )
+
+
+def read_headers(scope: Scope) -> dict[str, str]:
+    """The headers that a generating endpoint reads; of one that is sent twice, the first counts."""
+    found: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        if name in _READ_HEADERS:
+            found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return found
 
 
 async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:

@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from pydantic import BaseModel, Field, ValidationError
 
+from router.registry import WorkerRegistry
 from router.worker_client import WorkerBroken, WorkerClient, WorkerTimeout, WorkerUnreachable
-from router.workers import Worker, WorkerRegistry
+from router.workers import Worker
 
 logger = logging.getLogger(__name__)
 

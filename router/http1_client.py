@@ -7,14 +7,14 @@ whether it can have seen a request that failed.
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from math import inf
 
 from router.http1_connection import Connection
 from router.http1_request import Origin, parse_target, request_head
-from router.worker_client import WorkerAnswer, WorkerBroken, WorkerStream, WorkerUnreachable
+from router.worker_client import Body, Piece, WorkerAnswer, WorkerBroken, WorkerStream, WorkerUnreachable
 
 # uvicorn in the workers closes an idle connection after 5 s; ours go before, so that none is closed as we write to it.
 IDLE_CONNECTION_S = 3.0
@@ -58,14 +58,14 @@ class Http1WorkerClient:
     def num_idle_connections(self) -> int:
         return sum(map(len, self._idle.values()))
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer:
+    async def post(self, url: str, body: Body, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer:
         return await self._exchange("POST", url, body, headers, timeout_s)
 
     async def get(self, url: str, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer:
         return await self._exchange("GET", url, b"", headers, timeout_s)
 
     def stream(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, idle_timeout_s: float
+        self, url: str, body: Body, headers: Mapping[str, str], *, idle_timeout_s: float
     ) -> AbstractAsyncContextManager[WorkerStream]:
         return _Stream(self, _Request.to("POST", url, body, headers, wants_whole=False), idle_timeout_s)
 
@@ -79,7 +79,7 @@ class Http1WorkerClient:
             await self._all_gone
 
     async def _exchange(
-        self, method: str, url: str, body: bytes, headers: Mapping[str, str], timeout_s: float
+        self, method: str, url: str, body: Body, headers: Mapping[str, str], timeout_s: float
     ) -> WorkerAnswer:
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         connection = await self._open(_Request.to(method, url, body, headers, wants_whole=True), timeout_s, deadline_s)
@@ -175,16 +175,18 @@ class Http1WorkerClient:
 class _Request:
     origin: Origin
     head: bytes
-    body: bytes
+    body: list[Piece]
     wants_whole: bool
 
     @classmethod
-    def to(cls, method: str, url: str, body: bytes, headers: Mapping[str, str], *, wants_whole: bool) -> "_Request":
+    def to(cls, method: str, url: str, body: Body, headers: Mapping[str, str], *, wants_whole: bool) -> "_Request":
         try:
             target = parse_target(url)
         except ValueError as error:
             raise WorkerUnreachable("The worker's URL can't be used.") from error
-        return cls(target.origin, request_head(method, target, headers, len(body)), body, wants_whole)
+        pieces: list[Piece] = body if isinstance(body, list) else [body]
+        head = request_head(method, target, headers, sum(map(len, pieces)))
+        return cls(target.origin, head, pieces, wants_whole)
 
 
 async def _ask(connection: Connection, request: _Request, timeout_s: float) -> Connection:
@@ -200,7 +202,7 @@ async def _ask(connection: Connection, request: _Request, timeout_s: float) -> C
 class _Stream:
     """An answer that is still arriving, as a context: leaving it before the answer is complete closes the connection.
 
-    ``chunks`` must not be used after that.
+    ``read`` must not be used after that.
     """
 
     def __init__(self, client: Http1WorkerClient, request: _Request, idle_timeout_s: float) -> None:
@@ -223,9 +225,8 @@ class _Stream:
     def headers(self) -> Mapping[str, str]:
         return self._held().headers
 
-    async def chunks(self) -> AsyncGenerator[bytes, None]:
-        while chunk := await self._held().read(self._idle_timeout_s):
-            yield chunk
+    async def read(self) -> bytes:
+        return await self._held().read(self._idle_timeout_s)
 
     def _held(self) -> Connection:
         assert self._connection is not None

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import httptools
 
-from router.worker_client import WorkerBroken, WorkerTimeout
+from router.worker_client import Piece, WorkerBroken, WorkerTimeout
 
 # A reader that is behind by this much stops the socket; about four reads of the event loop's own 64 KiB buffers.
 MAX_BUFFERED_BYTES = 256 << 10
@@ -70,16 +70,16 @@ class Connection(asyncio.Protocol):
         """Whether the exchange began at most ``seconds`` ago and not one byte of an answer has come."""
         return not self._has_answer_bytes and self._loop.time() - self._begun_s <= seconds
 
-    def begin(self, head: bytes, body: bytes, *, wants_whole: bool) -> None:
+    def begin(self, head: bytes, body: list[Piece], *, wants_whole: bool) -> None:
         """Send a request; ``wants_whole``: nobody is woken before the answer is complete, nor is it held back."""
         assert self._transport is not None
         assert not self._is_busy
         self._reset(wants_whole=wants_whole)
         self._is_busy = True
-        if len(body) <= MAX_JOINED_BYTES:
-            self._transport.write(head + body)
+        if sum(map(len, body)) <= MAX_JOINED_BYTES:
+            self._transport.write(b"".join((head, *body)))
         else:
-            self._transport.writelines((head, body))
+            self._transport.writelines((head, *body))
 
     async def wait_ready(self, timeout_s: float) -> None:
         """Until the answer's head is there, or all of it where that is wanted.

@@ -8,19 +8,20 @@ other 4xx           the client's own error, passed on as it is: WorkerRefused
 other 5xx           WorkerFailed
 """
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
 
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
-from router.body import extract_handoff_json
+from router.body import extract_handoff
 from router.config import RouterConfig
 from router.context import RequestContext, Stage
 from router.relay import read_whole
 from router.worker_client import WorkerAnswer, WorkerClient, WorkerStream
 from router.workers import Worker
 from wire.errors import UpstreamError
-from wire.handoff import HandoffRequest, KVHandoff
+from wire.handoff import handoff_request_json
 from wire.refusal import REFUSED_HEADER, Refusal
 from wire.versions import HISTORY
 
@@ -54,49 +55,48 @@ class Legs:
     """Speaks to workers on behalf of one request at a time; holds no state of it."""
 
     def __init__(self, *, client: WorkerClient, config: RouterConfig) -> None:
-        self._client, self._config = client, config
+        self._client = client
+        self._headers = worker_headers(config.cluster_token)
+        self._prefill_timeout_s, self._decode_idle_timeout_s = config.prefill_timeout_s, config.decode_idle_timeout_s
 
-    async def prefill(self, ctx: RequestContext, worker: Worker, handoff_id: str) -> KVHandoff:
-        """Have the prompt computed; fills ``ctx.handoff_json`` with the handoff as the worker spelled it.
+    async def prefill(self, ctx: RequestContext, worker: Worker, handoff_id: str) -> None:
+        """Have the prompt computed; fills ``ctx.handoff_json``, as the worker spelled it, and ``num_blocks``.
 
         Raises:
             WorkerRefused, HandoffRefused, WorkerFailed, WorkerUnreachable, WorkerBroken, WorkerTimeout.
             HandoffMissing, UpstreamError: the answer holds no handoff, or not the one asked for.
         """
-        ask = HandoffRequest(handoff_id=handoff_id, num_readers=ctx.checked_plan().num_choices)
+        num_readers = ctx.checked_plan().num_choices
         answer = await self._client.post(
             worker.url + ctx.endpoint.url_path,
-            ctx.checked_body().prefill_body(ask),
-            self._headers(ctx),
-            timeout_s=self._config.prefill_timeout_s,
+            ctx.checked_body().prefill_body(handoff_request_json(handoff_id, num_readers)),
+            self._headers | {"x-request-id": ctx.request_id},
+            timeout_s=self._prefill_timeout_s,
         )
         if not 200 <= answer.status < 300:
             raise _judge(answer, worker, Stage.PREFILL)
-        ctx.handoff_json = extract_handoff_json(answer.body)
-        return _check_handoff(ctx.handoff_json, ask)
+        ctx.handoff_json, handoff = extract_handoff(answer.body)
+        ctx.num_blocks = _check_handoff(handoff, handoff_id, num_readers)
 
-    @asynccontextmanager
-    async def decode(self, ctx: RequestContext, worker: Worker) -> AsyncIterator[WorkerStream]:
-        """Open decode's good answer; with ``ctx.handoff_json`` it reads that handoff, without it starts afresh.
+    def decode(self, ctx: RequestContext, worker: Worker) -> AbstractAsyncContextManager[WorkerStream]:
+        """Ask decode; with ``ctx.handoff_json`` it reads that handoff, without it starts afresh.
 
-        Raises: as ``prefill``.
+        Raises, on entering: WorkerUnreachable, WorkerBroken, WorkerTimeout. Entered, it is for ``check_decode`` to say
+        whether the answer is a good one.
         """
         body = ctx.checked_body()
-        async with self._client.stream(
+        return self._client.stream(
             worker.url + ctx.endpoint.url_path,
             body.raw if ctx.handoff_json is None else body.decode_body(ctx.handoff_json),
-            self._headers(ctx),
-            idle_timeout_s=self._config.decode_idle_timeout_s,
-        ) as stream:
-            if not 200 <= stream.status < 300:
-                answer = WorkerAnswer(stream.status, stream.headers, await read_whole(stream))
-                raise _judge(answer, worker, Stage.DECODE)
-            yield stream
+            self._headers | {"x-request-id": ctx.request_id},
+            idle_timeout_s=self._decode_idle_timeout_s,
+        )
 
-    def _headers(self, ctx: RequestContext) -> dict[str, str]:
-        headers = worker_headers(self._config.cluster_token)
-        headers["x-request-id"] = ctx.request_id
-        return headers
+
+async def check_decode(stream: WorkerStream, worker: Worker) -> None:
+    """Raises: as ``Legs.prefill``, if decode's answer is not a good one."""
+    if not 200 <= stream.status < 300:
+        raise _judge(WorkerAnswer(stream.status, stream.headers, await read_whole(stream)), worker, Stage.DECODE)
 
 
 def worker_headers(cluster_token: SecretStr | None) -> dict[str, str]:
@@ -117,15 +117,15 @@ def _judge(answer: WorkerAnswer, worker: Worker, stage: Stage) -> WorkerRefused 
     return kind(f"The {stage} worker {worker.worker_id} answered with {answer.status}.", stage=stage)
 
 
-def _check_handoff(handoff_json: str, ask: HandoffRequest) -> KVHandoff:
-    try:
-        handoff = KVHandoff.model_validate_json(handoff_json)
-    except ValidationError as error:
-        names = ", ".join(sorted({".".join(map(str, fault["loc"])) for fault in error.errors(include_input=False)}))
-        raise UpstreamError(f"The prefill worker's handoff is malformed: {names}.", stage=Stage.PREFILL) from None
+def _check_handoff(handoff: Mapping[str, Any], handoff_id: str, num_readers: int) -> int:
+    """The number of blocks in an answer to exactly this ask. All else is decode's to check, and is signed for it."""
     # Whether decode reads that version was asked when the two were paired.
-    if handoff.wire_version not in HISTORY:
-        raise UpstreamError(f"The prefill worker speaks wire version {handoff.wire_version}.", stage=Stage.PREFILL)
-    if (handoff.handoff_id, handoff.num_readers) != (ask.handoff_id, ask.num_readers):
+    version = handoff.get("wire_version")
+    if not isinstance(version, int) or version not in HISTORY:
+        raise UpstreamError("The prefill worker speaks another wire version.", stage=Stage.PREFILL)
+    if (handoff.get("handoff_id"), handoff.get("num_readers")) != (handoff_id, num_readers):
         raise UpstreamError("The prefill worker answered with another handoff.", stage=Stage.PREFILL)
-    return handoff
+    blocks = handoff.get("remote_block_ids")
+    if not isinstance(blocks, list) or not blocks:
+        raise UpstreamError("The prefill worker's handoff is malformed: remote_block_ids.", stage=Stage.PREFILL)
+    return len(blocks)

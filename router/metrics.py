@@ -81,7 +81,7 @@ class RouterMetrics:
         return self._in_flight.track_inprogress()
 
     def count_path(self, route: Route, reason: str) -> None:
-        self._child(self._paths, route.value, reason).inc()
+        self._child(self._paths, route, reason).inc()
 
     def count_release(self, reason: str) -> None:
         self._releases.labels(reason).inc()
@@ -104,8 +104,8 @@ class RouterMetrics:
 
     def observe_request(self, ctx: RequestContext, end_s: float) -> None:
         """The request is over, whichever way."""
-        path = ctx.plan.route.value if ctx.plan is not None else "none"
-        self._child(self._requests, ctx.endpoint.value, str(ctx.status), path).inc()
+        path = ctx.plan.route if ctx.plan is not None else "none"
+        self._child(self._requests, ctx.endpoint, str(ctx.status), path).inc()
         if ctx.status == CLIENT_LEFT_STATUS:
             self._disconnects.labels(ctx.stage.value).inc()
         is_good = ctx.status == 200 and ctx.stage is Stage.DONE

@@ -5,20 +5,20 @@ A cancellation may land at any await; whatever the way out, a handoff that decod
 
 import asyncio
 from asyncio import CancelledError
-from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager, nullcontext
+from collections.abc import Callable
 
 from router.body import ClientBody, HandoffMissing
 from router.context import Endpoint, Plan, RequestContext, Route, Stage
-from router.legs import HandoffRefused, Legs, WorkerFailed, WorkerRefused, WorkerUnavailable
+from router.legs import HandoffRefused, Legs, WorkerFailed, WorkerRefused, WorkerUnavailable, check_decode
 from router.metrics import RouterMetrics
+from router.registry import WorkerRegistry
 from router.relay import relay
 from router.release import Releaser, ReleaseReason
 from router.reply import Reply
 from router.select import Selector
 from router.validate import plan_request
 from router.worker_client import WorkerBroken, WorkerUnreachable
-from router.workers import Worker, WorkerRegistry
+from router.workers import Worker
 from wire.errors import BadRequest, NotFound, NoWorker, ServingError
 from wire.worker import WorkerRole
 
@@ -69,30 +69,34 @@ class Pipeline:
                 if not self._may_retry(ctx, error):
                     raise
             else:
-                ctx.stage = Stage.DONE
+                ctx.enter(Stage.DONE, self._clock())
                 return
 
     async def _attempt(self, ctx: RequestContext, reply: Reply) -> None:
         self._select(ctx)
-        has_handoff = ctx.checked_plan().route is Route.PREFILL_DECODE
-        with self._handoff(ctx) if has_handoff else nullcontext():
-            if has_handoff:
-                await self._prefill(ctx)
+        if ctx.prefill is None:
             await self._decode(ctx, reply)
+            return
+        handoff_id = ctx.handoff_id = self._new_handoff_id()
+        try:
+            await self._prefill(ctx, ctx.prefill, handoff_id)
+            await self._decode(ctx, reply)
+        except BaseException as error:
+            self._release(ctx, ctx.prefill.url, handoff_id, error)
+            raise
 
     async def _admit(self, ctx: RequestContext) -> None:
-        with self._step(ctx, Stage.ADMIT):
-            if len(ctx.raw) < BIG_BODY_BYTES:
-                ctx.body, plan = _read(ctx.endpoint, ctx.raw)
-            else:
-                # Seconds of work for the largest bodies, which the other clients' streams must not wait for.
-                ctx.body, plan = await asyncio.to_thread(_read, ctx.endpoint, ctx.raw)
-            ctx.plan = plan
-            self._check_model(plan)
-            self._metrics.count_path(plan.route, plan.reason)
+        if len(ctx.raw) < BIG_BODY_BYTES:
+            ctx.body, plan = _read(ctx.endpoint, ctx.raw)
+        else:
+            # Seconds of work for the largest bodies, which the other clients' streams must not wait for.
+            ctx.body, plan = await asyncio.to_thread(_read, ctx.endpoint, ctx.raw)
+        ctx.plan = plan
+        self._check_model(plan)
+        self._metrics.count_path(plan.route, plan.reason)
 
     def _check_model(self, plan: Plan) -> None:
-        served = self._registry.models()
+        served = self._registry.pools().models
         if not served:
             return
         if plan.model is not None and plan.model not in served:
@@ -107,71 +111,66 @@ class Pipeline:
             )
 
     def _select(self, ctx: RequestContext) -> None:
-        with self._step(ctx, Stage.SELECT):
-            ctx.prefill = ctx.decode = ctx.handoff_json = None
-            # Decode is looked up first, though picked later: a prefill that nobody can use is not begun.
-            if not self._registry.usable(WorkerRole.DECODE, ctx.checked_plan().model):
-                raise _no_worker(WorkerRole.DECODE)
-            if ctx.checked_plan().route is Route.PREFILL_DECODE:
-                ctx.prefill = self._pick_prefill(ctx)
+        ctx.enter(Stage.SELECT, self._clock())
+        ctx.prefill = ctx.decode = ctx.handoff_json = None
+        # Decode is looked up first, though picked later: a prefill that nobody can use is not begun.
+        if not self._registry.pools().usable(WorkerRole.DECODE, ctx.checked_plan().model):
+            raise _no_worker(WorkerRole.DECODE)
+        if ctx.checked_plan().route is Route.PREFILL_DECODE:
+            ctx.prefill = self._pick_prefill(ctx)
 
     def _pick_prefill(self, ctx: RequestContext) -> Worker:
         model, tried = ctx.checked_plan().model, ctx.tried.get(Stage.PREFILL, ())
-        worker = self._selectors[WorkerRole.PREFILL].select(self._registry.usable_prefills(model), avoid=tried)
+        worker = self._selectors[WorkerRole.PREFILL].select(self._registry.pools().usable_prefills(model), avoid=tried)
         if worker is not None:
             return worker
-        if self._registry.usable(WorkerRole.PREFILL, model):
+        if self._registry.pools().usable(WorkerRole.PREFILL, model):
             raise NoWorker("No prefill worker that pairs with a decode worker is ready.", code="no_worker")
         raise _no_worker(WorkerRole.PREFILL)
 
     def _pick_decode(self, ctx: RequestContext) -> Worker:
         if ctx.prefill is None:
-            candidates = self._registry.usable(WorkerRole.DECODE, ctx.checked_plan().model)
+            candidates = self._registry.pools().usable(WorkerRole.DECODE, ctx.checked_plan().model)
         else:
-            candidates = self._registry.usable_decodes(ctx.prefill)
+            candidates = self._registry.pools().usable_decodes(ctx.prefill)
         worker = self._selectors[WorkerRole.DECODE].select(candidates, avoid=ctx.tried.get(Stage.DECODE, ()))
         if worker is None:
             raise _no_worker(WorkerRole.DECODE)
         return worker
 
-    async def _prefill(self, ctx: RequestContext) -> None:
-        assert ctx.prefill is not None
-        assert ctx.handoff_id is not None
-        start_s = self._clock()
-        with self._step(ctx, Stage.PREFILL), ctx.prefill.carrying(ctx.num_prompt_bytes):
-            handoff = await self._legs.prefill(ctx, ctx.prefill, ctx.handoff_id)
-            ctx.num_blocks = len(handoff.remote_block_ids)
-        self._metrics.observe_prefill(self._clock() - start_s, ctx.num_blocks)
+    async def _prefill(self, ctx: RequestContext, worker: Worker, handoff_id: str) -> None:
+        ctx.enter(Stage.PREFILL, self._clock())
+        worker.begin_leg(ctx.num_prompt_bytes)
+        try:
+            await self._legs.prefill(ctx, worker, handoff_id)
+        finally:
+            worker.end_leg(ctx.num_prompt_bytes)
+        self._metrics.observe_prefill(self._clock() - ctx.entered_s, ctx.num_blocks)
 
     async def _decode(self, ctx: RequestContext, reply: Reply) -> None:
-        async with AsyncExitStack() as stack:
-            with self._step(ctx, Stage.DECODE):
-                ctx.decode = self._pick_decode(ctx)
-                stack.enter_context(ctx.decode.carrying(ctx.num_prompt_bytes))
-                stream = await stack.enter_async_context(self._legs.decode(ctx, ctx.decode))
-            with self._step(ctx, Stage.RELAY):
-                await relay(stream, reply)
-
-    @contextmanager
-    def _handoff(self, ctx: RequestContext) -> Iterator[None]:
-        """A fresh handoff id for this attempt, released unless the block ends well."""
-        assert ctx.prefill is not None
-        handoff_id = ctx.handoff_id = self._new_handoff_id()
-        url = ctx.prefill.url
+        ctx.enter(Stage.DECODE, self._clock())
+        worker = ctx.decode = self._pick_decode(ctx)
+        worker.begin_leg(ctx.num_prompt_bytes)
         try:
-            yield
-        except BaseException as error:
-            is_in_prefill = ctx.stage is Stage.PREFILL
-            # Unreached, or refused as invalid: prefill has nothing to keep.
-            if not (is_in_prefill and isinstance(error, WorkerUnreachable | WorkerRefused)):
-                self._releaser.release(url, handoff_id, _release_reason(ctx, error), look_again=is_in_prefill)
-            raise
+            async with self._legs.decode(ctx, worker) as stream:
+                await check_decode(stream, worker)
+                ctx.enter(Stage.RELAY, self._clock())
+                await relay(stream, reply)
+        finally:
+            worker.end_leg(ctx.num_prompt_bytes)
+
+    def _release(self, ctx: RequestContext, url: str, handoff_id: str, error: BaseException) -> None:
+        """This attempt's handoff will not be read."""
+        is_in_prefill = ctx.stage is Stage.PREFILL
+        # Unreached, or refused as invalid: prefill has nothing to keep.
+        if not (is_in_prefill and isinstance(error, WorkerUnreachable | WorkerRefused)):
+            self._releaser.release(url, handoff_id, _release_reason(ctx, error), look_again=is_in_prefill)
 
     def _note_failure(self, ctx: RequestContext, error: ServingError) -> None:
         error.request_id, error.stage = ctx.request_id, error.stage or ctx.stage.value
         worker = ctx.prefill if ctx.stage is Stage.PREFILL else ctx.decode
         if worker is not None and isinstance(error, WorkerUnreachable):
-            worker.is_suspect = True
+            self._registry.suspect(worker)
         if isinstance(error, HandoffRefused):
             self._metrics.count_handoff_refused(error.reason)
         if isinstance(error, HandoffMissing):
@@ -191,30 +190,10 @@ class Pipeline:
         self._metrics.count_retry(leg.value)
         return True
 
-    def _step(self, ctx: RequestContext, stage: Stage) -> "_Step":
-        return _Step(ctx, stage, self._clock)
-
-
-class _Step:
-    """Marks the stage and adds its seconds, over attempts, however it ends."""
-
-    __slots__ = ("_clock", "_ctx", "_stage", "_start_s")
-
-    def __init__(self, ctx: RequestContext, stage: Stage, clock: Callable[[], float]) -> None:
-        self._ctx, self._stage, self._clock = ctx, stage, clock
-
-    def __enter__(self) -> None:
-        self._ctx.stage = self._stage
-        self._start_s = self._clock()
-
-    def __exit__(self, *_: object) -> None:
-        step_s = self._ctx.step_s
-        step_s[self._stage] = step_s.get(self._stage, 0.0) + self._clock() - self._start_s
-
 
 def _read(endpoint: Endpoint, raw: bytes) -> tuple[ClientBody, Plan]:
     body = ClientBody.parse(raw)
-    return body, plan_request(endpoint, {key: member.value for key, member in body.members.items()})
+    return body, plan_request(endpoint, body.members.values())
 
 
 def _no_worker(role: WorkerRole) -> NoWorker:

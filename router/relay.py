@@ -1,7 +1,5 @@
 """Carries decode's answer to the client, byte for byte, and notices when it is not whole."""
 
-from contextlib import aclosing
-
 from router.reply import Reply
 from router.worker_client import WorkerBroken, WorkerStream
 
@@ -33,20 +31,26 @@ async def _relay_whole(stream: WorkerStream, reply: Reply) -> None:
 
 async def read_whole(stream: WorkerStream) -> bytes:
     """The whole body of an answer. Raises: WorkerBroken, WorkerTimeout."""
-    return b"".join([chunk async for chunk in stream.chunks()])
+    body = piece = await stream.read()
+    if not piece:
+        return body
+    pieces = []
+    while piece:
+        pieces.append(piece)
+        piece = await stream.read()
+    return body if len(pieces) == 1 else b"".join(pieces)
 
 
 async def _relay_events(stream: WorkerStream, reply: Reply) -> None:
     tail = pending = b""
-    async with aclosing(stream.chunks()) as chunks:
-        async for chunk in chunks:
-            pending += chunk
-            # Only whole events leave: should the worker die inside one, the error event must not land in its middle.
-            cut = _end_of_events(pending)
-            if cut:
-                await reply.piece(stream.status, stream.headers, pending[:cut])
-                tail = (tail + pending[:cut])[-TAIL_BYTES:]
-                pending = pending[cut:]
+    while chunk := await stream.read():
+        pending = pending + chunk if pending else chunk
+        # Only whole events leave: should the worker die inside one, the error event must not land in its middle.
+        cut = _end_of_events(pending)
+        if cut:
+            events, pending = (pending, b"") if cut == len(pending) else (pending[:cut], pending[cut:])
+            await reply.piece(stream.status, stream.headers, events)
+            tail = events[-TAIL_BYTES:] if len(events) >= TAIL_BYTES else (tail + events)[-TAIL_BYTES:]
     if pending or DONE_EVENT not in tail:
         raise WorkerBroken("The worker's stream ended before it was done.")
     await reply.finish()
@@ -54,5 +58,7 @@ async def _relay_events(stream: WorkerStream, reply: Reply) -> None:
 
 def _end_of_events(data: bytes) -> int:
     """Bytes up to and including the last blank line; 0 if there is none."""
+    if data.endswith(b"\n\n"):
+        return len(data)
     ends = [data.rfind(blank) + len(blank) for blank in (b"\n\n", b"\r\n\r\n") if blank in data]
     return max(ends, default=0)

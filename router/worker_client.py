@@ -8,7 +8,7 @@ Leaving ``stream`` early, by an exception or a cancellation, closes the connecti
 The client itself is ``router.http1_client``.
 """
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -26,6 +26,11 @@ class WorkerBroken(UpstreamError):
 
 class WorkerTimeout(DeadlineExceeded):
     """The worker was silent for too long."""
+
+
+Piece = bytes | memoryview
+Body = bytes | list[Piece]
+"""A request's body, or its pieces in the order in which they are sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +52,25 @@ class WorkerStream(Protocol):
     @property
     def headers(self) -> Mapping[str, str]: ...
 
-    def chunks(self) -> AsyncGenerator[bytes, None]:
-        """The body's bytes as they arrive. Raises: WorkerBroken, WorkerTimeout."""
+    async def read(self) -> bytes:
+        """What has come of the body since the last call, at least a byte; empty at its end.
+
+        Raises: WorkerBroken, WorkerTimeout.
+        """
         ...
 
 
 class WorkerClient(Protocol):
     """HTTP to workers. All methods raise WorkerUnreachable, WorkerBroken or WorkerTimeout."""
 
-    async def post(self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer:
+    async def post(self, url: str, body: Body, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer:
         """One exchange, bounded as a whole by ``timeout_s``."""
         ...
 
     async def get(self, url: str, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer: ...
 
     def stream(
-        self, url: str, body: bytes, headers: Mapping[str, str], *, idle_timeout_s: float
+        self, url: str, body: Body, headers: Mapping[str, str], *, idle_timeout_s: float
     ) -> AbstractAsyncContextManager[WorkerStream]:
         """Entered when the answer's head is there; ``idle_timeout_s`` bounds each wait for bytes."""
         ...

@@ -50,6 +50,12 @@ class HandoffRequest(BaseModel):
     lease_s: Seconds | None = Field(default=None, description="shorter than the worker's own, if given")
 
 
+def handoff_request_json(handoff_id: str, num_readers: int) -> str:
+    """``HandoffRequest`` as JSON, for the router, which sends one with each request; the arguments are not checked."""
+    # Without what is not set: workers refuse a field that is newer than they are.
+    return f'{{"do_remote_decode":true,"handoff_id":"{handoff_id}","num_readers":{num_readers}}}'
+
+
 class KVHandoff(BaseModel):
     """Where one request's KV rows lie on prefill and how their promise can be checked."""
 

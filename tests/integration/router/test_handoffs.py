@@ -104,7 +104,7 @@ async def test_static_engines_without_the_connector_never_serve_silently() -> No
         async with served(create_app(parts)) as url:
             cluster = Cluster(parts, httpx.AsyncClient(base_url=url, timeout=10), [prefill], [decode])
             async with cluster.http:
-                await eventually(lambda: not parts.registry.missing_roles())
+                await eventually(lambda: not parts.registry.pools().missing_roles())
                 for body in (TEXT, STREAM):
                     prefill.faults.append("no_handoff")
                     error = check_error(await post(cluster, body), 502)

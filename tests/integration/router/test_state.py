@@ -124,12 +124,12 @@ async def test_static_workers_serve_while_their_health_is_good() -> None:
         config = RouterConfig(prefill=(prefill_url,), decode=(decode_url,), health_interval_s=0.05)
         parts = build_parts(config)
         async with served(create_app(parts)) as url, httpx.AsyncClient(base_url=url) as http:
-            await eventually(lambda: not parts.registry.missing_roles())
+            await eventually(lambda: not parts.registry.pools().missing_roles())
             assert (await http.post("/v1/completions", json=TEXT)).content == decode.whole
             assert (await http.post("/v1/completions", json=TEXT | {"model": "other"})).status_code == 404
             decode.is_healthy = False
-            await eventually(parts.registry.missing_roles)
+            await eventually(lambda: parts.registry.pools().missing_roles())
             assert (await http.get("/ready")).json()["missing"] == ["decode"]
             decode.is_healthy = True
-            await eventually(lambda: not parts.registry.missing_roles())
+            await eventually(lambda: not parts.registry.pools().missing_roles())
     assert prefill.leases == {}

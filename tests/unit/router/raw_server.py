@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from router.http1_client import Http1WorkerClient
+from router.relay import read_whole
 
 Behaviour = Callable[["Visit"], Coroutine[Any, Any, None]]
 
@@ -160,4 +161,4 @@ async def post(client: Http1WorkerClient, server: RawServer, body: bytes = b"{}"
 
 async def streamed(client: Http1WorkerClient, server: RawServer, idle_timeout_s: float = 10) -> bytes:
     async with client.stream(server.url(), b"{}", {}, idle_timeout_s=idle_timeout_s) as stream:
-        return b"".join([piece async for piece in stream.chunks()])
+        return await read_whole(stream)

@@ -1,17 +1,19 @@
 """The two legs' bodies are the client's own text, cut and spliced."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.body import KV_TRANSFER_PARAMS, PREFILL_DROPS, ClientBody, extract_handoff_json
+from router.body import KV_TRANSFER_PARAMS, PREFILL_DROPS, ClientBody, extract_handoff
+from router.worker_client import Piece
 from wire.errors import UpstreamError
-from wire.handoff import HandoffRequest
+from wire.handoff import HandoffRequest, handoff_request_json
 
-ASK = HandoffRequest(handoff_id="0" * 32, num_readers=2)
+ASK = handoff_request_json("0" * 32, 2)
 KEPT_KEYS = (
     *("model", "messages", "prompt", "tools", "tool_choice", "chat_template_kwargs"),
     *("reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens", "cache_salt", "priority"),
@@ -30,14 +32,22 @@ INDENTS = st.sampled_from([None, 0, 3])
 AROUND = st.text(alphabet=" \t\r\n", max_size=4)
 
 
+def joined(pieces: Sequence[Piece]) -> bytes:
+    return b"".join(pieces)
+
+
+def prefill_body(raw: bytes) -> bytes:
+    return joined(ClientBody.parse(raw).prefill_body(ASK))
+
+
 @given(BODIES, INDENTS, AROUND, AROUND)
 def test_the_prefill_body_equals_the_same_edit_on_a_dict(
     body: dict[str, Any], indent: int | None, before: str, after: str
 ) -> None:
     raw = (before + json.dumps(body, indent=indent, ensure_ascii=False) + after).encode()
     expected = {key: value for key, value in body.items() if key not in PREFILL_DROPS}
-    expected |= {"max_tokens": 1, "stream": False, KV_TRANSFER_PARAMS: ASK.model_dump(exclude_none=True)}
-    assert json.loads(ClientBody.parse(raw).prefill_body(ASK)) == expected
+    expected |= {"max_tokens": 1, "stream": False, KV_TRANSFER_PARAMS: json.loads(ASK)}
+    assert json.loads(prefill_body(raw)) == expected
 
 
 @given(BODIES, INDENTS, AROUND, AROUND)
@@ -45,7 +55,7 @@ def test_the_decode_body_is_the_clients_bytes_and_one_more_member(
     body: dict[str, Any], indent: int | None, before: str, after: str
 ) -> None:
     raw = (before + json.dumps(body, indent=indent) + after).encode()
-    decode_body = ClientBody.parse(raw).decode_body('{"x": 1.50}')
+    decode_body = joined(ClientBody.parse(raw).decode_body('{"x": 1.50}'))
     assert json.loads(decode_body) == body | {KV_TRANSFER_PARAMS: {"x": 1.5}}
     assert decode_body.startswith(raw.rstrip()[:-1])
     assert decode_body.endswith(b'"kv_transfer_params":{"x": 1.50}}')
@@ -54,7 +64,7 @@ def test_the_decode_body_is_the_clients_bytes_and_one_more_member(
 @given(BODIES, INDENTS)
 def test_untouched_members_reach_prefill_as_they_were_spelled(body: dict[str, Any], indent: int | None) -> None:
     client = ClientBody.parse(json.dumps(body, indent=indent).encode())
-    sent = ClientBody.parse(client.prefill_body(ASK))
+    sent = ClientBody.parse(joined(client.prefill_body(ASK)))
     for key, member in client.members.items():
         if key not in PREFILL_DROPS:
             there = sent.members[key]
@@ -65,12 +75,12 @@ def test_nested_json_keeps_key_order_number_spelling_and_escapes() -> None:
     tools = '[ {"z":1.0,"a":1e2,"m":-0.0,"big":123456789012345678901234567890,"esc":"\\u00e9\\/","dup":1,"dup":2} ]'
     raw = f'{{"tools" :{tools}, "prompt":"hi", "max_tokens":5}}'.encode()
     client = ClientBody.parse(raw)
-    assert tools.encode() in client.prefill_body(ASK)
-    assert tools.encode() in client.decode_body("{}")
+    assert tools.encode() in joined(client.prefill_body(ASK))
+    assert tools.encode() in joined(client.decode_body("{}"))
 
 
 def test_a_dropped_key_is_dropped_however_it_is_spelled() -> None:
-    sent = json.loads(ClientBody.parse(b'{"prompt":"hi","max_token\\u0073":7,"\\u006e":4}').prefill_body(ASK))
+    sent = json.loads(prefill_body(b'{"prompt":"hi","max_token\\u0073":7,"\\u006e":4}'))
     assert sent["max_tokens"] == 1
     assert "n" not in sent
 
@@ -85,22 +95,41 @@ def test_a_dropped_key_is_dropped_however_it_is_spelled() -> None:
 )
 def test_a_field_that_could_hurt_the_one_token_leg_is_not_sent_to_prefill(field: str) -> None:
     client = ClientBody.parse(json.dumps({"prompt": "hi", field: 1}).encode())
-    assert field not in json.loads(client.prefill_body(ASK))
-    assert json.loads(client.decode_body("{}"))[field] == 1
+    assert field not in json.loads(joined(client.prefill_body(ASK)))
+    assert json.loads(joined(client.decode_body("{}")))[field] == 1
 
 
 @pytest.mark.parametrize("field", KEPT_KEYS)
 def test_a_field_that_shapes_the_prompt_reaches_prefill(field: str) -> None:
-    assert json.loads(ClientBody.parse(json.dumps({field: "x"}).encode()).prefill_body(ASK))[field] == "x"
+    assert json.loads(prefill_body(json.dumps({field: "x"}).encode()))[field] == "x"
 
 
 def test_the_handoff_is_taken_from_an_answer_as_it_stands() -> None:
     handoff = '{ "b": 1.0, "a": [3,1] }'
-    answer = f'{{"id":"x","kv_transfer_params": {handoff} ,"usage":{{}}}}'
-    assert extract_handoff_json(answer.encode()) == handoff
+    for key in ('"kv_transfer_params":', '"kv_transfer_params" : ', '"kv_transfer_p\\u0061rams":'):
+        answer = f'{{"id":"x",{key}{handoff} ,"usage":{{}}}}'
+        assert extract_handoff(answer.encode()) == (handoff, json.loads(handoff))
 
 
-@pytest.mark.parametrize("answer", [b"", b"{}", b"[]", b"<html>", b'{"kv_transfer_params":null}', b'{"a":"\xff"}'])
+@pytest.mark.parametrize("before", ['"text":"\\"kv_transfer_params\\":{}",', '"text":"kv_transfer_params",', ""])
+def test_generated_text_is_never_taken_for_the_handoff(before: str) -> None:
+    after = "," + before.rstrip(",") if before else ""
+    answer = f'{{{before}"kv_transfer_params":{{"a":1}}{after.replace("text", "more")}}}'
+    assert extract_handoff(answer.encode())[1] == {"a": 1}
+    with pytest.raises(UpstreamError):
+        extract_handoff(("{" + before.rstrip(",") + "}").encode())
+
+
+@given(st.text(alphabet="0123456789abcdef", min_size=32, max_size=32), st.integers(1, 1024))
+def test_the_ask_is_what_the_wire_type_would_write(handoff_id: str, num_readers: int) -> None:
+    written = HandoffRequest(handoff_id=handoff_id, num_readers=num_readers).model_dump_json(exclude_none=True)
+    assert handoff_request_json(handoff_id, num_readers) == written
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"{}", b"[]", b"<html>", b'{"kv_transfer_params":null}', b'{"kv_transfer_params":1}', b'{"a":"\xff"}'],
+)
 def test_an_answer_without_a_handoff_is_the_workers_fault(answer: bytes) -> None:
     with pytest.raises(UpstreamError):
-        extract_handoff_json(answer)
+        extract_handoff(answer)

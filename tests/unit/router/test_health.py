@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from router.health import NUM_SILENT_PROBES, HealthProber
+from router.registry import WorkerRegistry
 from router.worker_client import WorkerAnswer, WorkerBroken, WorkerTimeout, WorkerUnreachable
-from router.workers import Worker, WorkerRegistry
+from router.workers import Worker
 from tests.unit.router.factories import ManualClock
 from wire.worker import WorkerRole
 

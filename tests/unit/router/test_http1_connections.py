@@ -170,7 +170,7 @@ async def test_leaving_a_stream_closes_its_connection_at_once() -> None:
 
     async with client_to(behave) as (client, server):
         async with client.stream(server.url(), b"{}", {}, idle_timeout_s=10) as stream:
-            assert await anext(stream.chunks()) == b"x"
+            assert await stream.read() == b"x"
         left_s = asyncio.get_running_loop().time()
         while not server.left_at:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
@@ -217,7 +217,7 @@ async def test_a_slow_reader_stops_the_worker_and_memory_stays_bounded() -> None
         tracemalloc.start()
         try:
             async with client.stream(server.url(), b"{}", {}, idle_timeout_s=10) as stream:
-                async for data in stream.chunks():
+                while data := await stream.read():
                     num_bytes, longest = num_bytes + len(data), max(longest, len(data))
                     if num_bytes < 4 << 20:
                         await asyncio.sleep(0.005)

@@ -1,10 +1,12 @@
 """What the router checks itself is refused by field, and the route follows from the fields."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from router.context import Endpoint, Route
+from router.context import Endpoint, Plan, Route
+from router.json_members import Member
 from router.validate import plan_request
 from wire.errors import BadRequest
 
@@ -12,6 +14,10 @@ CHAT: dict[str, Any] = {"model": "nano", "messages": [{"role": "user", "content"
 TEXT: dict[str, Any] = {"model": "nano", "prompt": "hi"}
 BASES = {Endpoint.CHAT: CHAT, Endpoint.COMPLETIONS: TEXT}
 INF = float("inf")
+
+
+def planned(endpoint: Endpoint, fields: Mapping[str, Any]) -> Plan:
+    return plan_request(endpoint, [Member(key, value, 0, 0, 0) for key, value in fields.items()])
 
 
 def each(field: str, *values: Any) -> list[tuple[str, Any]]:
@@ -59,7 +65,7 @@ WRONG = [
 @pytest.mark.parametrize(("endpoint", "field", "value"), WRONG)
 def test_a_wrong_value_is_refused_by_the_fields_name(endpoint: Endpoint, field: str, value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        plan_request(endpoint, BASES[endpoint] | {field: value})
+        planned(endpoint, BASES[endpoint] | {field: value})
     assert caught.value.param == field
 
 
@@ -87,7 +93,7 @@ def test_a_wrong_value_is_refused_by_the_fields_name(endpoint: Endpoint, field: 
     ],
 )
 def test_what_vllm_takes_passes_and_takes_both_legs(endpoint: Endpoint, fields: dict[str, Any]) -> None:
-    plan = plan_request(endpoint, BASES[endpoint] | fields)
+    plan = planned(endpoint, BASES[endpoint] | fields)
     assert plan.route is Route.PREFILL_DECODE
     assert plan.num_choices == (fields.get("n") or 1)
     assert plan.is_stream is bool(fields.get("stream"))
@@ -97,7 +103,7 @@ def test_what_vllm_takes_passes_and_takes_both_legs(endpoint: Endpoint, fields: 
 @pytest.mark.parametrize("value", [None, "x", 1])
 def test_transfer_parameters_inside_vllm_xargs_are_refused(key: str, value: Any) -> None:
     with pytest.raises(BadRequest) as caught:
-        plan_request(Endpoint.COMPLETIONS, TEXT | {"vllm_xargs": {"mine": 1, key: value}})
+        planned(Endpoint.COMPLETIONS, TEXT | {"vllm_xargs": {"mine": 1, key: value}})
     assert caught.value.param == "vllm_xargs"
 
 
@@ -112,13 +118,13 @@ def test_transfer_parameters_inside_vllm_xargs_are_refused(key: str, value: Any)
 )
 def test_min_tokens_above_the_output_limit_is_refused(endpoint: Endpoint, fields: dict[str, Any]) -> None:
     with pytest.raises(BadRequest) as caught:
-        plan_request(endpoint, BASES[endpoint] | fields)
+        planned(endpoint, BASES[endpoint] | fields)
     assert caught.value.param == "min_tokens"
 
 
 def test_several_choices_need_a_temperature() -> None:
     with pytest.raises(BadRequest) as caught:
-        plan_request(Endpoint.CHAT, CHAT | {"n": 2, "temperature": 0})
+        planned(Endpoint.CHAT, CHAT | {"n": 2, "temperature": 0})
     assert caught.value.param == "n"
 
 
@@ -132,7 +138,7 @@ def test_media_in_a_message_is_refused_since_the_model_takes_text(role: str, kin
     part = {kind: {"url": "http://x/y.png"}} | ({"type": kind} if has_type else {})
     content = [{"type": "text", "text": "look"}, part]
     with pytest.raises(BadRequest, match="text only") as caught:
-        plan_request(Endpoint.CHAT, CHAT | {"messages": [{"role": role, "content": content}]})
+        planned(Endpoint.CHAT, CHAT | {"messages": [{"role": role, "content": content}]})
     assert caught.value.param == "messages"
 
 
@@ -142,7 +148,7 @@ def test_text_parts_and_the_rest_of_a_message_are_left_to_the_worker() -> None:
         {"role": "assistant", "content": None, "tool_calls": [{"function": {"arguments": '{"image_url":1}'}}]},
         {"role": "odd", "content": 7},
     ]
-    assert plan_request(Endpoint.CHAT, CHAT | {"messages": messages}).route is Route.PREFILL_DECODE
+    assert planned(Endpoint.CHAT, CHAT | {"messages": messages}).route is Route.PREFILL_DECODE
 
 
 @pytest.mark.parametrize(
@@ -163,7 +169,7 @@ def test_text_parts_and_the_rest_of_a_message_are_left_to_the_worker() -> None:
 def test_what_a_handoff_cannot_serve_goes_to_decode_alone(
     endpoint: Endpoint, fields: dict[str, Any], reason: str
 ) -> None:
-    plan = plan_request(endpoint, BASES[endpoint] | fields)
+    plan = planned(endpoint, BASES[endpoint] | fields)
     assert (plan.route, plan.reason) == (Route.DECODE_ONLY, reason)
 
 
@@ -182,10 +188,10 @@ def test_what_a_handoff_cannot_serve_goes_to_decode_alone(
     ],
 )
 def test_everything_else_takes_both_legs(endpoint: Endpoint, fields: dict[str, Any]) -> None:
-    assert plan_request(endpoint, BASES[endpoint] | fields).route is Route.PREFILL_DECODE
+    assert planned(endpoint, BASES[endpoint] | fields).route is Route.PREFILL_DECODE
 
 
 def test_a_refusal_quotes_no_value() -> None:
     with pytest.raises(BadRequest) as caught:
-        plan_request(Endpoint.COMPLETIONS, TEXT | {"prompt": {"secret": "my prompt"}})
+        planned(Endpoint.COMPLETIONS, TEXT | {"prompt": {"secret": "my prompt"}})
     assert "secret" not in caught.value.message

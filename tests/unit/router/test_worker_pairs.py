@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from router.workers import Worker, WorkerRegistry
+from router.registry import WorkerRegistry
+from router.workers import Worker
 from tests.unit.router.factories import FINGERPRINT, ManualClock, make_heartbeat
 from wire.errors import BadRequest, Conflict
 from wire.worker import KVPeer, WorkerCheck, WorkerRole, WorkerState
@@ -38,9 +39,12 @@ class Cluster:
             WorkerCheck(worker_id=worker_id, role=role, model=model, **({"fingerprint": dict(FINGERPRINT)} | fields))
         )
 
+    def missing(self) -> list[WorkerRole]:
+        return self.registry.pools().missing_roles()
+
     def pairs(self, model: str | None = None) -> dict[str, list[str]]:
-        prefills = self.registry.usable_prefills(model)
-        return {p.worker_id: [d.worker_id for d in self.registry.usable_decodes(p)] for p in prefills}
+        prefills = self.registry.pools().usable_prefills(model)
+        return {p.worker_id: [d.worker_id for d in self.registry.pools().usable_decodes(p)] for p in prefills}
 
 
 @pytest.fixture
@@ -75,7 +79,7 @@ def test_a_prefill_whose_only_decode_is_away_is_not_given_out(cluster: Cluster) 
     cluster.beat("decode-1", state=WorkerState.DRAINING, **OTHER)
     assert cluster.pairs() == {"prefill-0": ["decode-0"]}
     cluster.beat("decode-1", **OTHER)
-    decode.is_suspect = True
+    cluster.registry.suspect(decode)
     assert cluster.pairs() == {"prefill-0": ["decode-0"]}
 
 
@@ -126,24 +130,23 @@ def test_a_static_worker_pairs_with_whoever_serves_its_model(
 
 
 def test_a_pair_is_missing_until_both_roles_fit(cluster: Cluster) -> None:
-    missing = cluster.registry.missing_roles
-    assert missing() == [WorkerRole.PREFILL, WorkerRole.DECODE]
+    assert cluster.missing() == [WorkerRole.PREFILL, WorkerRole.DECODE]
     cluster.beat("decode-0")
-    assert missing() == [WorkerRole.PREFILL]
+    assert cluster.missing() == [WorkerRole.PREFILL]
     cluster.beat("prefill-0", model="other")
-    assert missing() == [WorkerRole.PREFILL, WorkerRole.DECODE]
+    assert cluster.missing() == [WorkerRole.PREFILL, WorkerRole.DECODE]
     cluster.beat("prefill-1")
     cluster.beat("decode-0")
-    assert missing() == []
+    assert cluster.missing() == []
 
 
 def test_ready_workers_that_do_not_pair_are_no_pair(cluster: Cluster) -> None:
     cluster.beat("prefill-0")
     cluster.beat("prefill-1", **OTHER)
     cluster.beat("decode-1", **OTHER)
-    assert cluster.registry.missing_roles() == []
+    assert cluster.missing() == []
     cluster.registry.remove("prefill-1")
-    assert cluster.registry.missing_roles() == [WorkerRole.PREFILL, WorkerRole.DECODE]
+    assert cluster.missing() == [WorkerRole.PREFILL, WorkerRole.DECODE]
 
 
 # --- who is turned away ---

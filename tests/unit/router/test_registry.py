@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.workers import NUM_FENCED_GENERATIONS, Worker, WorkerRegistry
+from router.registry import NUM_FENCED_GENERATIONS, WorkerRegistry
 from tests.unit.router.factories import ManualClock, make_heartbeat
 from wire.errors import BadRequest, NotFound
 from wire.versions import HISTORY
@@ -22,7 +22,7 @@ def registry(clock: ManualClock) -> WorkerRegistry:
 
 
 def usable_ids(registry: WorkerRegistry, role: WorkerRole = WorkerRole.PREFILL) -> list[str]:
-    return [worker.worker_id for worker in registry.usable(role)]
+    return [worker.worker_id for worker in registry.pools().usable(role)]
 
 
 def test_a_heartbeat_registers_a_worker_for_the_ttl(registry: WorkerRegistry, clock: ManualClock) -> None:
@@ -50,7 +50,7 @@ def test_only_a_ready_worker_is_usable(registry: WorkerRegistry, state: WorkerSt
 
 def test_a_suspect_is_not_usable_until_its_next_heartbeat(registry: WorkerRegistry) -> None:
     worker = registry.heartbeat(make_heartbeat())
-    worker.is_suspect = True
+    registry.suspect(worker)
     assert usable_ids(registry) == []
     registry.heartbeat(make_heartbeat())
     assert usable_ids(registry) == ["prefill-0"]
@@ -128,17 +128,5 @@ def test_usable_workers_are_told_apart_by_role_and_model(registry: WorkerRegistr
     registry.heartbeat(make_heartbeat("decode-0", role=WorkerRole.DECODE))
     assert usable_ids(registry) == ["prefill-0", "prefill-1"]
     assert usable_ids(registry, WorkerRole.DECODE) == ["decode-0"]
-    assert [w.worker_id for w in registry.usable(WorkerRole.PREFILL, "other")] == ["prefill-1"]
-    assert set(registry.models()) == {"nano", "other"}
-
-
-def test_in_flight_counts_return_to_zero_also_after_an_error(registry: WorkerRegistry) -> None:
-    def carry(worker: Worker) -> None:
-        with worker.carrying(100):
-            assert (worker.num_in_flight, worker.bytes_in_flight) == (1, 100)
-            raise RuntimeError
-
-    worker = registry.heartbeat(make_heartbeat())
-    with pytest.raises(RuntimeError):
-        carry(worker)
-    assert (worker.num_in_flight, worker.bytes_in_flight) == (0, 0)
+    assert [w.worker_id for w in registry.pools().usable(WorkerRole.PREFILL, "other")] == ["prefill-1"]
+    assert set(registry.pools().models) == {"nano", "other"}

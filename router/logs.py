@@ -1,0 +1,83 @@
+"""How the router writes its log: one line for each record to standard error, in blocks, for the price of a line."""
+
+import logging
+import sys
+import threading
+import time
+from typing import TextIO
+
+LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
+# A block waits at most for so long, or until it has so many lines; a warning takes it along at once.
+MAX_WAIT_S = 0.2
+MAX_LINES = 256
+
+
+def configure_logging(level: str) -> None:
+    """Make all loggers of this process write here from ``level`` on."""
+    handler = BlockHandler(sys.stderr)
+    handler.setFormatter(SecondsFormatter(LINE))
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    # What the format doesn't show and the logging module would look up for each line (its documentation's advice).
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    # The name of the calling file; without it the stack is not walked.
+    logging._srcfile = None
+
+
+class SecondsFormatter(logging.Formatter):
+    """The usual time stamps, of which the part down to the second is worked out once a second."""
+
+    _second = -1
+    _text = ""
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """``2026-11-30 12:00:00,123``, local time."""
+        second = int(record.created)
+        if second != self._second:
+            self._text, self._second = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second)), second
+        return f"{self._text},{int(record.msecs):03d}"
+
+
+class BlockHandler(logging.Handler):
+    """Gathers lines and writes them together: a write for each line would cost as much as all else about it.
+
+    A thread writes what has waited for ``MAX_WAIT_S``, so a busy event loop doesn't keep lines back. A line at WARNING
+    or above is written at once, with those before it. ``logging`` itself writes the rest when the process exits.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._lines: list[str] = []
+        self._timer: threading.Timer | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Called by ``logging``, with this handler's lock held."""
+        try:
+            self._lines.append(self.format(record))
+        except Exception:  # noqa: BLE001 - as in every handler: a line that can't be formatted must not fail a request
+            self.handleError(record)
+            return
+        if record.levelno >= logging.WARNING or len(self._lines) >= MAX_LINES:
+            self.flush()
+        elif self._timer is None:
+            self._timer = threading.Timer(MAX_WAIT_S, self.flush)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def flush(self) -> None:
+        """Write what there is."""
+        self.acquire()
+        try:
+            lines, self._lines = self._lines, []
+            timer, self._timer = self._timer, None
+            if timer is not None:
+                timer.cancel()
+            if lines:
+                self._stream.write("\n".join(lines) + "\n")
+                self._stream.flush()
+        finally:
+            self.release()
+
+    def close(self) -> None:
+        self.flush()
+        super().close()
