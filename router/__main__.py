@@ -13,6 +13,7 @@ import uvicorn
 from router.app import build_parts, create_app
 from router.config import ConfigError, RouterConfig, load_config
 from router.logs import configure_logging
+from router.memory import keep_freed_memory
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -67,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"router: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     configure_logging(config.log_level)
+    keep_freed_memory()
     serve(config)
 
 

@@ -78,7 +78,8 @@ class GenerateEndpoint:
         headers = read_headers(scope)
         ctx = RequestContext(self._request_id(headers), self._endpoint, self._clock())
         reply = Reply(ctx, send, self._clock)
-        with self._active, self._metrics.counting_in_flight():
+        with self._active:
+            self._metrics.num_in_flight += 1
             try:
                 await self._answer(ctx, headers, receive, reply)
             except (ClientLeft, asyncio.CancelledError) as error:
@@ -86,6 +87,7 @@ class GenerateEndpoint:
                 if isinstance(error, asyncio.CancelledError):
                     raise
             finally:
+                self._metrics.num_in_flight -= 1
                 self._report(ctx)
 
     async def _answer(self, ctx: RequestContext, headers: Mapping[str, str], receive: Receive, reply: Reply) -> None:
