@@ -13,7 +13,7 @@ import uvicorn
 from router.app import build_parts, create_app
 from router.config import ConfigError, RouterConfig, load_config
 from router.logs import configure_logging
-from router.memory import keep_freed_memory
+from router.memory import keep_freed_memory, search_cycles_rarely
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -43,6 +43,8 @@ def serve(config: RouterConfig) -> None:
         access_log=False,
         log_config=None,
         server_header=False,
+        # Nothing here asks for the client's address, which is all that these tell.
+        proxy_headers=False,
         timeout_graceful_shutdown=int(config.shutdown_timeout_s),
     )
     # uvicorn stops on these, then raises them again for the handlers that were there before: ours let the exit be 0.
@@ -69,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
     configure_logging(config.log_level)
     keep_freed_memory()
+    search_cycles_rarely()
     serve(config)
 
 

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from router.auth import ClientAuth
 from router.context import Endpoint, RequestContext
 from router.legs import WorkerRefused
+from router.logs import RequestLog
 from router.metrics import CLIENT_LEFT_STATUS, RouterMetrics
 from router.pipeline import Pipeline
 from router.reply import Reply
@@ -22,6 +23,7 @@ SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _READ_HEADERS = frozenset((b"authorization", b"content-length", b"x-request-id"))
 
 logger = logging.getLogger(__name__)
+request_log = RequestLog(__name__)
 
 
 class ClientLeft(Exception):
@@ -135,22 +137,20 @@ class GenerateEndpoint:
     def _report(self, ctx: RequestContext) -> None:
         end_s = self._clock()
         self._metrics.observe_request(ctx, end_s)
-        if not logger.isEnabledFor(logging.INFO):
-            return
-        logger.info(
-            "request %s %s %d path=%s stage=%s prefill=%s decode=%s blocks=%d %s ttft=%s total=%.4f",
-            ctx.request_id,
-            ctx.endpoint,
-            ctx.status,
-            ctx.plan.route if ctx.plan is not None else "none",
-            ctx.stage,
-            ctx.prefill.worker_id if ctx.prefill is not None else "-",
-            ctx.decode.worker_id if ctx.decode is not None else "-",
-            ctx.num_blocks,
-            " ".join([f"{stage}={seconds:.4f}" for stage, seconds in ctx.step_s.items()]),
-            "-" if ctx.first_byte_s is None else f"{ctx.first_byte_s - ctx.start_s:.4f}",
-            end_s - ctx.start_s,
-        )
+        if request_log.is_enabled:
+            request_log.write(_line(ctx, end_s))
+
+
+def _line(ctx: RequestContext, end_s: float) -> str:
+    path = ctx.plan.route if ctx.plan is not None else "none"
+    prefill = ctx.prefill.worker_id if ctx.prefill is not None else "-"
+    decode = ctx.decode.worker_id if ctx.decode is not None else "-"
+    steps = " ".join([f"{stage}={seconds:.4f}" for stage, seconds in ctx.step_s.items()])
+    ttft = "-" if ctx.first_byte_s is None else f"{ctx.first_byte_s - ctx.start_s:.4f}"
+    return (
+        f"request {ctx.request_id} {ctx.endpoint} {ctx.status} path={path} stage={ctx.stage} prefill={prefill} "
+        f"decode={decode} blocks={ctx.num_blocks} {steps} ttft={ttft} total={end_s - ctx.start_s:.4f}"
+    )
 
 
 def read_headers(scope: Scope) -> dict[str, str]:

@@ -4,6 +4,7 @@ import logging
 import sys
 import threading
 import time
+from functools import lru_cache
 from typing import TextIO
 
 LINE = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -23,18 +24,43 @@ def configure_logging(level: str) -> None:
     logging._srcfile = None
 
 
-class SecondsFormatter(logging.Formatter):
-    """The usual time stamps, of which the part down to the second is worked out once a second."""
+class RequestLog:
+    """One line for each request, the only line that is written so often.
 
-    _second = -1
-    _text = ""
+    Past the logging module's record and its way through loggers and handlers, unless somebody else has set it up.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._logger = name, logging.getLogger(name)
+
+    @property
+    def is_enabled(self) -> bool:
+        return self._logger.isEnabledFor(logging.INFO)
+
+    def write(self, line: str) -> None:
+        handlers = logging.root.handlers
+        if len(handlers) == 1 and isinstance(handlers[0], BlockHandler):
+            handlers[0].add(f"{time_stamp(time.time())} INFO {self._name} {line}")
+        else:
+            self._logger.info("%s", line)
+
+
+def time_stamp(seconds: float) -> str:
+    """``2026-11-30 12:00:00,123``, local time; the part down to the second is worked out once a second."""
+    second = int(seconds)
+    return f"{_to_the_second(second)},{int((seconds - second) * 1000):03d}"
+
+
+@lru_cache(maxsize=4)
+def _to_the_second(second: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+
+
+class SecondsFormatter(logging.Formatter):
+    """The usual format, with cheap time stamps."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """``2026-11-30 12:00:00,123``, local time."""
-        second = int(record.created)
-        if second != self._second:
-            self._text, self._second = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second)), second
-        return f"{self._text},{int(record.msecs):03d}"
+        return time_stamp(record.created)
 
 
 class BlockHandler(logging.Handler):
@@ -57,7 +83,20 @@ class BlockHandler(logging.Handler):
         except Exception:  # noqa: BLE001 - as in every handler: a line that can't be formatted must not fail a request
             self.handleError(record)
             return
-        if record.levelno >= logging.WARNING or len(self._lines) >= MAX_LINES:
+        self._write_in_time(is_urgent=record.levelno >= logging.WARNING)
+
+    def add(self, line: str) -> None:
+        """A line that is formatted already."""
+        self.acquire()
+        try:
+            self._lines.append(line)
+            if self._timer is None or len(self._lines) >= MAX_LINES:
+                self._write_in_time(is_urgent=False)
+        finally:
+            self.release()
+
+    def _write_in_time(self, *, is_urgent: bool) -> None:
+        if is_urgent or len(self._lines) >= MAX_LINES:
             self.flush()
         elif self._timer is None:
             self._timer = threading.Timer(MAX_WAIT_S, self.flush)

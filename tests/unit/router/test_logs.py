@@ -3,13 +3,14 @@
 import io
 import logging
 import re
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
 from router import logs
-from router.logs import LINE, MAX_LINES, BlockHandler, SecondsFormatter
+from router.logs import LINE, MAX_LINES, BlockHandler, RequestLog, SecondsFormatter
 
 
 @pytest.fixture
@@ -65,9 +66,46 @@ def test_a_traceback_stays_with_its_line(logger: logging.Logger, stream: io.Stri
     assert "RuntimeError: broken" in stream.getvalue()
 
 
-def test_the_time_is_the_record_s(stream: io.StringIO) -> None:
-    formatter = SecondsFormatter("%(asctime)s")
-    plain = logging.Formatter("%(asctime)s")
+def test_the_time_is_the_record_s() -> None:
+    formatter, plain = SecondsFormatter("%(asctime)s"), logging.Formatter("%(asctime)s")
     for created in (1_000_000_000.25, 1_000_000_000.75, 1_000_000_001.0):
         record = logging.makeLogRecord({"created": created, "msecs": created % 1 * 1000})
         assert formatter.format(record) == plain.format(record)
+
+
+def test_a_request_s_line_looks_like_every_other(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    handler = BlockHandler(stream)
+    handler.setFormatter(SecondsFormatter(LINE))
+    monkeypatch.setattr(logging.root, "handlers", [handler])
+    monkeypatch.setattr(time, "time", lambda: 1_000_000_000.25)
+    RequestLog("router.test").write("request r1 200")
+    logging.getLogger("router.test").warning("request r1 200")
+    one, other = stream.getvalue().splitlines()
+    assert one == other.replace("WARNING", "INFO")
+
+
+def test_a_request_s_line_goes_where_others_listen(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="router.test")
+    log = RequestLog("router.test")
+    assert log.is_enabled
+    log.write("100% of it")
+    assert caplog.messages == ["100% of it"]
+    caplog.set_level("WARNING", logger="router.test")
+    assert not log.is_enabled
+
+
+def test_no_line_is_lost_between_threads(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MAX_WAIT_S", 0.001)
+    handler = BlockHandler(stream)
+
+    def write_many() -> None:
+        for _ in range(5000):
+            handler.add("x")
+
+    threads = [threading.Thread(target=write_many) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    handler.close()
+    assert len(stream.getvalue().splitlines()) == 15_000
