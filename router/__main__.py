@@ -39,6 +39,7 @@ def serve(config: RouterConfig) -> None:
         port=config.port,
         loop="uvloop",
         http="httptools",
+        interface="asgi3",
         ws="none",
         access_log=False,
         log_config=None,

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.routing import Route as AsgiRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from router.auth import ClientAuth, ClusterAuth
 from router.config import RouterConfig
@@ -93,11 +93,11 @@ class RouterApp(FastAPI):
     They need neither: their handlers answer every error themselves. All else, also wrong methods, goes the usual way.
     """
 
-    generating: dict[str, ASGIApp]
+    generating: dict[str, GenerateEndpoint]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
         handler = self.generating.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        await (super().__call__ if handler is None else handler)(scope, receive, send)
+        return (super().__call__ if handler is None else handler)(scope, receive, send)
 
 
 def create_app(parts: RouterParts) -> FastAPI:

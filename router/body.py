@@ -2,8 +2,7 @@
 
 import json
 import re
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from router.json_members import Member, decode_text, parse_members
 from router.worker_client import Piece
@@ -40,8 +39,7 @@ PREFILL_DROPS = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ClientBody:
+class ClientBody(NamedTuple):
     """A JSON object as the client sent it.
 
     ``raw`` and ``text`` are the same characters; ``members`` are spans of ``text`` by unescaped key. The bodies made of

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from router.body import ClientBody
 from router.workers import Worker
@@ -46,8 +47,7 @@ class Stage(StrEnum):
     __hash__ = str.__hash__
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(NamedTuple):
     """What the router has learnt from a valid body."""
 
     model: str | None

@@ -7,10 +7,10 @@ whether it can have seen a request that failed.
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from router.http1_connection import Connection
 from router.http1_request import Origin, parse_target, request_head
@@ -84,8 +84,7 @@ class Http1WorkerClient:
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         connection = await self._open(_Request.to(method, url, body, headers, wants_whole=True), timeout_s, deadline_s)
         try:
-            # All of it is there: this doesn't wait.
-            return WorkerAnswer(connection.status, connection.headers, await connection.read(timeout_s))
+            return WorkerAnswer(connection.status, connection.headers, connection.take_whole())
         finally:
             self._give_back(connection)
 
@@ -171,8 +170,7 @@ class Http1WorkerClient:
             del self._idle[origin]
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(NamedTuple):
     origin: Origin
     head: bytes
     body: list[Piece]
@@ -205,29 +203,20 @@ class _Stream:
     ``read`` must not be used after that.
     """
 
+    status: int
+    headers: Mapping[str, str]
+    _connection: Connection
+
     def __init__(self, client: Http1WorkerClient, request: _Request, idle_timeout_s: float) -> None:
         self._client, self._request, self._idle_timeout_s = client, request, idle_timeout_s
-        self._connection: Connection | None = None
 
     async def __aenter__(self) -> "_Stream":
-        self._connection = await self._client._open(self._request, self._idle_timeout_s)
+        connection = self._connection = await self._client._open(self._request, self._idle_timeout_s)
+        self.status, self.headers = connection.status, connection.headers
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        connection, self._connection = self._held(), None
-        self._client._give_back(connection)
+        self._client._give_back(self._connection)
 
-    @property
-    def status(self) -> int:
-        return self._held().status
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        return self._held().headers
-
-    async def read(self) -> bytes:
-        return await self._held().read(self._idle_timeout_s)
-
-    def _held(self) -> Connection:
-        assert self._connection is not None
-        return self._connection
+    def read(self) -> Awaitable[bytes]:
+        return self._connection.read(self._idle_timeout_s)

@@ -86,8 +86,12 @@ class Connection(asyncio.Protocol):
 
         Raises: WorkerBroken, WorkerTimeout.
         """
-        if not (self._is_complete if self._wants_whole else self._has_head):
-            await self._wait(timeout_s)
+        if not (self._is_complete if self._wants_whole else self._has_head) and self._error is None:
+            waiter = self._begin_wait(timeout_s)
+            try:
+                await waiter
+            finally:
+                self._end_wait()
         if self._error is not None and not (self._has_head and not self._wants_whole):
             raise self._error
 
@@ -97,7 +101,11 @@ class Connection(asyncio.Protocol):
         Raises: WorkerBroken, WorkerTimeout.
         """
         if not self._pieces and not self._is_complete and self._error is None:
-            await self._wait(timeout_s)
+            waiter = self._begin_wait(timeout_s)
+            try:
+                await waiter
+            finally:
+                self._end_wait()
         pieces = self._pieces
         if pieces:
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
@@ -108,6 +116,11 @@ class Connection(asyncio.Protocol):
         if self._error is not None:
             raise self._error
         return b""
+
+    def take_whole(self) -> bytes:
+        """The body of an answer that was wanted whole and is ready."""
+        assert self._is_complete
+        return b"".join(self._pieces)
 
     def end(self, idle_s: float) -> None:
         """The exchange is over, the answer complete; the connection closes by itself when unused for ``idle_s``."""
@@ -212,17 +225,17 @@ class Connection(asyncio.Protocol):
 
     # --- waiting ---
 
-    async def _wait(self, timeout_s: float) -> None:
-        if self._error is not None:
-            return
+    # A pair of functions around the await, since a coroutine of its own would be resumed once more for each piece.
+
+    def _begin_wait(self, timeout_s: float) -> asyncio.Future[None]:
         assert self._waiter is None
-        waiter = self._waiter = self._loop.create_future()
+        self._waiter = self._loop.create_future()
         self._arm(self._loop.time() + timeout_s)
-        try:
-            await waiter
-        finally:
-            self._waiter = None
-            self._deadline_s = inf
+        return self._waiter
+
+    def _end_wait(self) -> None:
+        self._waiter = None
+        self._deadline_s = inf
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

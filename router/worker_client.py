@@ -8,10 +8,9 @@ Leaving ``stream`` early, by an exception or a cancellation, closes the connecti
 The client itself is ``router.http1_client``.
 """
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from wire.errors import DeadlineExceeded, UpstreamError
 
@@ -33,8 +32,7 @@ Body = bytes | list[Piece]
 """A request's body, or its pieces in the order in which they are sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAnswer:
+class WorkerAnswer(NamedTuple):
     """A whole answer."""
 
     status: int
@@ -52,7 +50,7 @@ class WorkerStream(Protocol):
     @property
     def headers(self) -> Mapping[str, str]: ...
 
-    async def read(self) -> bytes:
+    def read(self) -> Awaitable[bytes]:
         """What has come of the body since the last call, at least a byte; empty at its end.
 
         Raises: WorkerBroken, WorkerTimeout.
