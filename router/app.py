@@ -65,7 +65,8 @@ def build_parts(
     """Wire the parts of a router; nothing runs yet."""
     client = client or Http1WorkerClient(connect_timeout_s=config.connect_timeout_s)
     registry = WorkerRegistry(ttl_s=config.heartbeat_ttl_s, clock=clock)
-    metrics = RouterMetrics(registry.workers)
+    active = ActiveRequests()
+    metrics = RouterMetrics(registry.workers, lambda: active.num)
     headers = worker_headers(config.cluster_token)
     releaser = Releaser(client=client, metrics=metrics, headers=headers, timeout_s=config.release_timeout_s)
     pipeline = Pipeline(
@@ -84,7 +85,7 @@ def build_parts(
         interval_s=config.health_interval_s,
         timeout_s=max(config.health_interval_s, config.connect_timeout_s),
     )
-    return RouterParts(config, registry, client, metrics, releaser, pipeline, prober, ActiveRequests(), clock)
+    return RouterParts(config, registry, client, metrics, releaser, pipeline, prober, active, clock)
 
 
 class RouterApp(FastAPI):

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import re
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from starlette.types import Receive, Scope, Send
 
 from router.auth import ClientAuth
+from router.client_watch import ClientLeft, run_while_connected
 from router.context import Endpoint, RequestContext
 from router.legs import WorkerRefused
 from router.logs import RequestLog
@@ -26,31 +26,26 @@ logger = logging.getLogger(__name__)
 request_log = RequestLog(__name__)
 
 
-class ClientLeft(Exception):
-    """The client closed its connection before the answer was complete."""
-
-
 class ActiveRequests:
     """Counts the requests that have not unwound yet, so that a stopping router can wait for them."""
 
     def __init__(self) -> None:
-        self._num_active = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.num = 0
+        self._idle: asyncio.Future[None] | None = None
 
-    def __enter__(self) -> None:
-        self._num_active += 1
-        self._idle.clear()
+    def begin(self) -> None:
+        self.num += 1
 
-    def __exit__(self, *_: object) -> None:
-        self._num_active -= 1
-        if self._num_active == 0:
-            self._idle.set()
+    def end(self) -> None:
+        self.num -= 1
+        if self.num == 0 and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     async def wait_idle(self, timeout_s: float) -> None:
         """Raises: TimeoutError."""
-        async with asyncio.timeout(timeout_s):
-            await self._idle.wait()
+        if self.num:
+            self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.wait_for(self._idle, timeout_s)
 
 
 class GenerateEndpoint:
@@ -80,17 +75,16 @@ class GenerateEndpoint:
         headers = read_headers(scope)
         ctx = RequestContext(self._request_id(headers), self._endpoint, self._clock())
         reply = Reply(ctx, send, self._clock)
-        with self._active:
-            self._metrics.num_in_flight += 1
-            try:
-                await self._answer(ctx, headers, receive, reply)
-            except (ClientLeft, asyncio.CancelledError) as error:
-                ctx.status = CLIENT_LEFT_STATUS
-                if isinstance(error, asyncio.CancelledError):
-                    raise
-            finally:
-                self._metrics.num_in_flight -= 1
-                self._report(ctx)
+        self._active.begin()
+        try:
+            await self._answer(ctx, headers, receive, reply)
+        except (ClientLeft, asyncio.CancelledError) as error:
+            ctx.status = CLIENT_LEFT_STATUS
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        finally:
+            self._active.end()
+            self._report(ctx)
 
     async def _answer(self, ctx: RequestContext, headers: Mapping[str, str], receive: Receive, reply: Reply) -> None:
         try:
@@ -160,49 +154,3 @@ def read_headers(scope: Scope) -> dict[str, str]:
         if name in _READ_HEADERS:
             found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
     return found
-
-
-async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Run ``work`` in this task; if the client leaves first, cancel it and wait until it has unwound.
-
-    The request's body must have been read.
-
-    Raises:
-        ClientLeft, or what ``work`` raises.
-    """
-    running = asyncio.current_task()
-    assert running is not None
-    watch = _Watch(running, receive)
-    try:
-        await work
-    except BaseException as error:
-        # The cancellation is the watch's own, unless somebody else cancels this task as well.
-        if watch.has_client_left and running.uncancel() == 0:
-            if not isinstance(error, asyncio.CancelledError):
-                logger.warning("%s while unwinding a request", type(error).__name__)
-            raise ClientLeft from None
-        raise
-    finally:
-        watch.end()
-
-
-class _Watch:
-    """Cancels ``running`` when the client leaves before ``end`` is called."""
-
-    def __init__(self, running: asyncio.Task[Any], receive: Receive) -> None:
-        self.has_client_left = False
-        self._is_over = False
-        self._running, self._receive = running, receive
-        self._task = asyncio.create_task(self._run())
-
-    def end(self) -> None:
-        """Nothing is cancelled any more; the watching task ends by itself."""
-        self._is_over = True
-        self._task.cancel()
-
-    async def _run(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self._is_over:
-            self.has_client_left = True
-            self._running.cancel()

@@ -29,10 +29,11 @@ class RouterMetrics:
     """One router's metrics in a registry of their own.
 
     Args:
-        workers: the workers known now; read at each scrape.
+        workers: the workers known now; read at each scrape, as is
+        num_in_flight: of requests.
     """
 
-    def __init__(self, workers: Callable[[], Sequence[Worker]]) -> None:
+    def __init__(self, workers: Callable[[], Sequence[Worker]], num_in_flight: Callable[[], int]) -> None:
         self._registry = registry = CollectorRegistry()
         self._children: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         registry.register(_WorkerCollector(workers))
@@ -47,8 +48,7 @@ class RouterMetrics:
             registry=registry,
         )
         in_flight = Gauge("tandem_router_requests_in_flight", "Requests not yet answered.", registry=registry)
-        self.num_in_flight = 0
-        in_flight.set_function(lambda: self.num_in_flight)
+        in_flight.set_function(num_in_flight)
         self._ttft = _histogram("ttft_seconds", "Arrival to first byte of a good answer.", TTFT_BUCKETS_S, registry)
         self._e2e = _histogram("e2e_seconds", "Arrival to last byte of a good answer.", E2E_BUCKETS_S, registry)
         self._prefill = _histogram("prefill_seconds", "One successful prefill leg.", TTFT_BUCKETS_S, registry)
