@@ -39,7 +39,6 @@ def serve(config: RouterConfig) -> None:
         port=config.port,
         loop="uvloop",
         http="httptools",
-        interface="asgi3",
         ws="none",
         access_log=False,
         log_config=None,

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -96,9 +96,9 @@ class RouterApp(FastAPI):
 
     generating: dict[str, GenerateEndpoint]
 
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Coroutine[Any, Any, None]:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handler = self.generating.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        return (super().__call__ if handler is None else handler)(scope, receive, send)
+        await (super().__call__ if handler is None else handler)(scope, receive, send)
 
 
 def create_app(parts: RouterParts) -> FastAPI:
