@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -50,9 +51,10 @@ class RouterParts:
     clock: Callable[[], float]
 
 
-def _new_hex_id() -> str:
-    # As random as a UUID, and without the cost of one.
-    return os.urandom(16).hex()
+def _hex_ids() -> Callable[[], str]:
+    """Numbers of 32 hexadecimal digits that no other process or start gives out, and that cost no system call each."""
+    start, numbers = os.urandom(8).hex(), count()
+    return lambda: f"{start}{next(numbers):016x}"
 
 
 def build_parts(
@@ -60,7 +62,7 @@ def build_parts(
     *,
     client: WorkerClient | None = None,
     clock: Callable[[], float] = time.monotonic,
-    new_handoff_id: Callable[[], str] = _new_hex_id,
+    new_handoff_id: Callable[[], str] | None = None,
 ) -> RouterParts:
     """Wire the parts of a router; nothing runs yet."""
     client = client or Http1WorkerClient(connect_timeout_s=config.connect_timeout_s)
@@ -76,7 +78,7 @@ def build_parts(
         releaser=releaser,
         metrics=metrics,
         clock=clock,
-        new_handoff_id=new_handoff_id,
+        new_handoff_id=new_handoff_id or _hex_ids(),
     )
     prober = HealthProber(
         registry=registry,
@@ -137,7 +139,7 @@ def _lifespan(parts: RouterParts) -> Callable[[FastAPI], Any]:
 
 def _add_generating_routes(app: RouterApp, parts: RouterParts) -> None:
     auth = ClientAuth(parts.config.api_keys)
-    app.generating = {}
+    app.generating, new_request_id = {}, _hex_ids()
     for endpoint in Endpoint:
         handler = GenerateEndpoint(
             endpoint,
@@ -147,7 +149,7 @@ def _add_generating_routes(app: RouterApp, parts: RouterParts) -> None:
             active=parts.active,
             max_body_bytes=parts.config.max_body_bytes,
             clock=parts.clock,
-            new_request_id=_new_hex_id,
+            new_request_id=new_request_id,
         )
         app.generating[endpoint.url_path] = handler
         app.router.routes.append(AsgiRoute(endpoint.url_path, handler, methods=["POST"]))

@@ -50,10 +50,10 @@ class Selector:
 
     def select(self, workers: Sequence[Worker], avoid: Sequence[str] = ()) -> Worker | None:
         """One of ``workers``, if there is any; one of those named in ``avoid`` only if there are no others."""
-        fresh = [worker for worker in workers if worker.worker_id not in avoid]
-        candidates = fresh or list(workers)
-        if not candidates:
+        if avoid:
+            workers = [worker for worker in workers if worker.worker_id not in avoid] or workers
+        if not workers:
             return None
-        worker = self._policy.pick(candidates)
+        worker = self._policy.pick(workers) if len(workers) > 1 else workers[0]
         worker.picked_at = next(self._sequence)
         return worker

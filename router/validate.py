@@ -10,7 +10,7 @@ from typing import Any
 from router.context import Endpoint, Plan, Route
 from router.field_checks import check_fields, is_int, is_token_ids
 from router.json_members import Member
-from router.schema_bounds import check_schema_bounds
+from router.schema_bounds import SCHEMA_FIELDS, check_schema_bounds
 from wire.errors import BadRequest
 
 COMPLETIONS_DEFAULT_MAX_TOKENS = 16
@@ -25,6 +25,14 @@ MEDIA_KEYS = frozenset(
     }
 )
 
+# Without one of these a request has nothing that must be looked at together, and takes the usual route.
+RARE = frozenset(
+    {
+        *("stream_options", "n", "use_beam_search", "echo", "truncate_prompt_tokens"),
+        *("prompt_logprobs", "logprobs", "top_logprobs", "logprob_token_ids", *SCHEMA_FIELDS),
+    }
+)
+
 Fields = Mapping[str, Any]
 
 
@@ -35,16 +43,20 @@ def plan_request(endpoint: Endpoint, members: Iterable[Member]) -> Plan:
         BadRequest: ``param`` names the field.
     """
     fields = check_fields(endpoint, members)
-    _check_stream_options(fields)
     max_tokens = _check_limits(endpoint, fields)
-    _check_greedy(fields)
-    _check_logprobs(endpoint, fields)
-    check_schema_bounds(fields)
     if endpoint is Endpoint.CHAT:
         _check_messages(fields.get("messages"))
     else:
         _check_prompt(fields)
-    route, reason = _choose_route(endpoint, fields, max_tokens)
+    route, reason = Route.PREFILL_DECODE, "handoff"
+    if not RARE.isdisjoint(fields):
+        _check_stream_options(fields)
+        _check_greedy(fields)
+        _check_logprobs(endpoint, fields)
+        check_schema_bounds(fields)
+        route, reason = _choose_route(endpoint, fields, max_tokens)
+    elif endpoint is Endpoint.COMPLETIONS and _has_several_prompts(fields["prompt"]):
+        route, reason = Route.DECODE_ONLY, "multi_prompt"
     return Plan(
         model=fields.get("model"),
         is_stream=bool(fields.get("stream")),
