@@ -6,9 +6,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from pydantic import BaseModel, Field, ValidationError
 
+from router.dialects import NIXL, TANDEM, Dialect
 from router.registry import WorkerRegistry
 from router.worker_client import WorkerBroken, WorkerClient, WorkerTimeout, WorkerUnreachable
 from router.workers import Worker
+
+STATUS_PATH = "/tandem/status"
 
 logger = logging.getLogger(__name__)
 
@@ -64,12 +67,17 @@ class HealthProber:
     async def probe(self, worker: Worker) -> None:
         """One probe; its outcome goes to the registry."""
         was_usable = worker.is_usable
+        dialect = None
         try:
             card = await self._ask(worker)
+            if card is not None and not was_usable:
+                dialect = await self._find_dialect(worker)
         except WorkerTimeout:
             self._num_silent[worker.worker_id] = self._num_silent.get(worker.worker_id, 0) + 1
             if self._num_silent[worker.worker_id] < NUM_SILENT_PROBES:
                 return
+            card = None
+        except (WorkerUnreachable, WorkerBroken):
             card = None
         else:
             self._num_silent[worker.worker_id] = 0
@@ -77,9 +85,15 @@ class HealthProber:
             worker,
             model=None if card is None else card.id,
             max_model_len=None if card is None else card.max_model_len,
+            dialect=worker.dialect if dialect is None else dialect,
         )
         if worker.is_usable != was_usable:
             logger.info("worker %s is %s", worker.worker_id, "ready" if worker.is_usable else "not ready")
+
+    async def _find_dialect(self, worker: Worker) -> Dialect:
+        """Tandem's workers have a route that stock vLLM has not. Raises: as ``get``."""
+        answer = await self._client.get(worker.url + STATUS_PATH, self._headers, timeout_s=self._timeout_s)
+        return NIXL if answer.status == 404 else TANDEM
 
     async def _ask(self, worker: Worker) -> _ModelCard | None:
         try:
@@ -88,8 +102,6 @@ class HealthProber:
                 return None
             models = await self._client.get(worker.url + "/v1/models", self._headers, timeout_s=self._timeout_s)
             return _ModelList.model_validate_json(models.body).data[0] if models.status == 200 else None
-        except (WorkerUnreachable, WorkerBroken):
-            return None
         except ValidationError:
             logger.warning("worker %s answers /v1/models with something else", worker.worker_id)
             return None

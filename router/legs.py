@@ -8,9 +8,7 @@ other 4xx           the client's own error, passed on as it is: WorkerRefused
 other 5xx           WorkerFailed
 """
 
-from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any
 
 from pydantic import SecretStr
 
@@ -21,9 +19,7 @@ from router.relay import read_whole
 from router.worker_client import WorkerAnswer, WorkerClient, WorkerStream
 from router.workers import Worker
 from wire.errors import UpstreamError
-from wire.handoff import handoff_request_json
 from wire.refusal import REFUSED_HEADER, Refusal
-from wire.versions import HISTORY
 
 
 class WorkerFailed(UpstreamError):
@@ -69,14 +65,15 @@ class Legs:
         num_readers = ctx.checked_plan().num_choices
         answer = await self._client.post(
             worker.url + ctx.endpoint.url_path,
-            ctx.checked_body().prefill_body(handoff_request_json(handoff_id, num_readers)),
+            ctx.checked_body().prefill_body(worker.dialect.ask(handoff_id, num_readers)),
             self._headers | {"x-request-id": ctx.request_id},
             timeout_s=self._prefill_timeout_s,
         )
         if not 200 <= answer.status < 300:
             raise _judge(answer, worker, Stage.PREFILL)
-        ctx.handoff_json, handoff = extract_handoff(answer.body)
-        ctx.num_blocks = _check_handoff(handoff, handoff_id, num_readers)
+        handoff_json, handoff = extract_handoff(answer.body)
+        ctx.num_blocks = worker.dialect.check(handoff, handoff_id, num_readers)
+        ctx.handoff_json = handoff_json
 
     def decode(self, ctx: RequestContext, worker: Worker) -> AbstractAsyncContextManager[WorkerStream]:
         """Ask decode; with ``ctx.handoff_json`` it reads that handoff, without it starts afresh.
@@ -115,17 +112,3 @@ def _judge(answer: WorkerAnswer, worker: Worker, stage: Stage) -> WorkerRefused 
         return WorkerRefused(answer)
     kind = WorkerUnavailable if answer.status == 503 else WorkerFailed
     return kind(f"The {stage} worker {worker.worker_id} answered with {answer.status}.", stage=stage)
-
-
-def _check_handoff(handoff: Mapping[str, Any], handoff_id: str, num_readers: int) -> int:
-    """The number of blocks in an answer to exactly this ask. All else is decode's to check, and is signed for it."""
-    # Whether decode reads that version was asked when the two were paired.
-    version = handoff.get("wire_version")
-    if not isinstance(version, int) or version not in HISTORY:
-        raise UpstreamError("The prefill worker speaks another wire version.", stage=Stage.PREFILL)
-    if (handoff.get("handoff_id"), handoff.get("num_readers")) != (handoff_id, num_readers):
-        raise UpstreamError("The prefill worker answered with another handoff.", stage=Stage.PREFILL)
-    blocks = handoff.get("remote_block_ids")
-    if not isinstance(blocks, list) or not blocks:
-        raise UpstreamError("The prefill worker's handoff is malformed: remote_block_ids.", stage=Stage.PREFILL)
-    return len(blocks)

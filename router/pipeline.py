@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 from router.body import ClientBody, HandoffMissing
 from router.context import Endpoint, Plan, RequestContext, Route, Stage
+from router.dialects import TANDEM
 from router.legs import HandoffRefused, Legs, WorkerFailed, WorkerRefused, WorkerUnavailable, check_decode
 from router.metrics import RouterMetrics
 from router.registry import WorkerRegistry
 from router.relay import relay
-from router.release import Releaser, ReleaseReason
+from router.release import Releaser, ReleaseReason, nixl_release, tandem_release
 from router.reply import Reply
 from router.select import Selector
 from router.validate import plan_request
@@ -82,7 +83,7 @@ class Pipeline:
             await self._prefill(ctx, ctx.prefill, handoff_id)
             await self._decode(ctx, reply)
         except BaseException as error:
-            self._release(ctx, ctx.prefill.url, handoff_id, error)
+            self._release(ctx, ctx.prefill, handoff_id, error)
             raise
 
     async def _admit(self, ctx: RequestContext) -> None:
@@ -93,7 +94,6 @@ class Pipeline:
             ctx.body, plan = await asyncio.to_thread(_read, ctx.endpoint, ctx.raw)
         ctx.plan = plan
         self._check_model(plan)
-        self._metrics.count_path(plan.route, plan.reason)
 
     def _check_model(self, plan: Plan) -> None:
         served = self._registry.pools().models
@@ -116,8 +116,14 @@ class Pipeline:
         # Decode is looked up first, though picked later: a prefill that nobody can use is not begun.
         if not self._registry.pools().usable(WorkerRole.DECODE, ctx.checked_plan().model):
             raise _no_worker(WorkerRole.DECODE)
-        if ctx.checked_plan().route is Route.PREFILL_DECODE:
+        plan = ctx.checked_plan()
+        if plan.route is Route.PREFILL_DECODE:
             ctx.prefill = self._pick_prefill(ctx)
+            if plan.num_choices > 1 and not ctx.prefill.dialect.has_readers:
+                ctx.prefill = None
+                ctx.plan = plan = plan._replace(route=Route.DECODE_ONLY, reason="several_readers")
+        if not ctx.tried:
+            self._metrics.count_path(plan.route, plan.reason)
 
     def _pick_prefill(self, ctx: RequestContext) -> Worker:
         model, tried = ctx.checked_plan().model, ctx.tried.get(Stage.PREFILL, ())
@@ -159,12 +165,23 @@ class Pipeline:
         finally:
             worker.end_leg(ctx.num_prompt_bytes)
 
-    def _release(self, ctx: RequestContext, url: str, handoff_id: str, error: BaseException) -> None:
+    def _release(self, ctx: RequestContext, prefill: Worker, handoff_id: str, error: BaseException) -> None:
         """This attempt's handoff will not be read."""
         is_in_prefill = ctx.stage is Stage.PREFILL
         # Unreached, or refused as invalid: prefill has nothing to keep.
-        if not (is_in_prefill and isinstance(error, WorkerUnreachable | WorkerRefused)):
-            self._releaser.release(url, handoff_id, _release_reason(ctx, error), look_again=is_in_prefill)
+        if is_in_prefill and isinstance(error, WorkerUnreachable | WorkerRefused):
+            return
+        if prefill.dialect is TANDEM:
+            release = tandem_release(prefill.url, handoff_id)
+        elif ctx.handoff_json is None:
+            return  # a stock engine drops what it computes when its client closes the connection
+        else:
+            decodes = self._registry.pools().usable_decodes(prefill)
+            if not decodes:
+                self._releaser.note_failure("no decode worker is there to tell the prefill worker")
+                return
+            release = nixl_release(decodes[0].url, ctx.handoff_json)
+        self._releaser.release(release, _release_reason(ctx, error), look_again=is_in_prefill)
 
     def _note_failure(self, ctx: RequestContext, error: ServingError) -> None:
         error.request_id, error.stage = ctx.request_id, error.stage or ctx.stage.value

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from router.dialects import TANDEM, Dialect
 from router.pairing import Identity, find_mismatch, is_pair, is_same_identity
 from router.pools import Pools
 from router.workers import Worker
@@ -126,15 +127,18 @@ class WorkerRegistry:
         """The worker could not be reached: it gets no new request before it is heard of again."""
         worker.is_suspect, self._pools = True, None
 
-    def observe_static(self, worker: Worker, *, model: str | None, max_model_len: int | None) -> None:
+    def observe_static(
+        self, worker: Worker, *, model: str | None, max_model_len: int | None, dialect: Dialect = TANDEM
+    ) -> None:
         """A static worker's probe ended: ``model`` is its served name, or None where it can't serve now."""
         state = WorkerState.STARTING if model is None else WorkerState.READY
-        if worker.is_suspect or (worker.status.state, worker.model) != (state, model):
+        if worker.is_suspect or (worker.status.state, worker.model, worker.dialect) != (state, model, dialect):
             self._pools = None
         worker.status = WorkerStatus(state=state)
         worker.seen_s = self.clock()
         if model is not None:
             worker.model, worker.max_model_len, worker.is_suspect = model, max_model_len, False
+            worker.dialect = dialect
 
     def remove(self, worker_id: str) -> None:
         """Raises: NotFound: no such worker, or a static one, which configuration alone can take away."""

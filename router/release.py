@@ -4,11 +4,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from enum import StrEnum
+from typing import NamedTuple
 
 from pydantic import ValidationError
 
+from router.context import Endpoint
+from router.dialects import nixl_release_body
 from router.metrics import RouterMetrics
-from router.worker_client import WorkerClient
+from router.worker_client import WorkerAnswer, WorkerClient
 from wire.errors import ServingError, UpstreamError
 from wire.handoff import ReleaseReply, ReleaseRequest
 
@@ -31,6 +34,41 @@ class ReleaseReason(StrEnum):
     """The client's request, not the handoff."""
     HANDOFF_REFUSED = "handoff_refused"
     DECODE_FAILED = "decode_failed"
+
+
+class Release(NamedTuple):
+    """How one handoff is given back."""
+
+    url: str
+    body: bytes
+    was_live: Callable[[WorkerAnswer], bool]
+    """Whether there was something to give back, by the answer. Raises: UpstreamError: that did not work."""
+
+
+def tandem_release(prefill_url: str, handoff_id: str) -> Release:
+    """By its id, at the worker that holds it."""
+    body = ReleaseRequest(handoff_id=handoff_id).model_dump_json(exclude_none=True).encode()
+    return Release(prefill_url + RELEASE_PATH, body, _was_released)
+
+
+def nixl_release(decode_url: str, handoff_json: str) -> Release:
+    """By a decode worker of stock vLLM, which tells prefill when it refuses a request (``router.dialects``)."""
+    return Release(decode_url + Endpoint.COMPLETIONS.url_path, nixl_release_body(handoff_json), _was_refused)
+
+
+def _was_released(answer: WorkerAnswer) -> bool:
+    if answer.status != 200:
+        raise UpstreamError(f"the release was answered with {answer.status}")
+    try:
+        return ReleaseReply.model_validate_json(answer.body).released
+    except ValidationError as error:
+        raise UpstreamError("the release's answer is not one") from error
+
+
+def _was_refused(answer: WorkerAnswer) -> bool:
+    if not 400 <= answer.status < 500:
+        raise UpstreamError(f"the release was answered with {answer.status}")
+    return True
 
 
 class Releaser:
@@ -59,13 +97,13 @@ class Releaser:
     def num_pending(self) -> int:
         return len(self._tasks)
 
-    def release(self, worker_url: str, handoff_id: str, reason: ReleaseReason, *, look_again: bool) -> None:
+    def release(self, release: Release, reason: ReleaseReason, *, look_again: bool) -> None:
         """Start releasing; returns at once, so it may be called while a cancellation unwinds.
 
         ``look_again``: prefill had not answered, so the lease may come into being after the first release.
         """
         self._metrics.count_release(reason)
-        task = asyncio.create_task(self._run(worker_url, handoff_id, look_again))
+        task = asyncio.create_task(self._run(release, look_again))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -81,30 +119,29 @@ class Releaser:
             logger.warning("stopped with %d releases unanswered; their leases expire by themselves", len(late))
             await asyncio.wait(late)
 
-    async def _run(self, worker_url: str, handoff_id: str, look_again: bool) -> None:
+    async def _run(self, release: Release, look_again: bool) -> None:
         try:
-            was_live = await self._send_with_retries(worker_url, handoff_id)
+            was_live = await self._send_with_retries(release)
             if look_again and not was_live:
                 await self._sleep(SECOND_LOOK_S)
-                await self._send_with_retries(worker_url, handoff_id)
+                await self._send_with_retries(release)
         except ServingError as error:
-            self._metrics.count_release_failure()
-            logger.warning("handoff %s was not released at %s: %s", handoff_id, worker_url, error.message)
+            self.note_failure(f"{release.url}: {error.message}")
 
-    async def _send_with_retries(self, worker_url: str, handoff_id: str) -> bool:
+    def note_failure(self, why: str) -> None:
+        """A handoff was not given back; its lease ends by itself."""
+        self._metrics.count_release_failure()
+        logger.warning("a handoff was not released: %s", why)
+
+    async def _send_with_retries(self, release: Release) -> bool:
         for delay_s in self._retry_delays_s:
             try:
-                return await self._send(worker_url, handoff_id)
+                return await self._send(release)
             except ServingError:
                 await self._sleep(delay_s)
-        return await self._send(worker_url, handoff_id)
+        return await self._send(release)
 
-    async def _send(self, worker_url: str, handoff_id: str) -> bool:
-        body = ReleaseRequest(handoff_id=handoff_id).model_dump_json(exclude_none=True).encode()
-        answer = await self._client.post(worker_url + RELEASE_PATH, body, self._headers, timeout_s=self._timeout_s)
-        if answer.status != 200:
-            raise UpstreamError(f"the release was answered with {answer.status}")
-        try:
-            return ReleaseReply.model_validate_json(answer.body).released
-        except ValidationError as error:
-            raise UpstreamError("the release's answer is not one") from error
+    async def _send(self, release: Release) -> bool:
+        return release.was_live(
+            await self._client.post(release.url, release.body, self._headers, timeout_s=self._timeout_s)
+        )

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from router.dialects import TANDEM, Dialect
 from router.pairing import is_pair
 from wire.worker import WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
 
@@ -28,6 +29,7 @@ class Worker:
     """Bytes of request bodies whose leg on this worker has not ended."""
     picked_at: int = 0
     """Place in the sequence of picks; 0: never picked."""
+    dialect: Dialect = TANDEM
     told_engines: frozenset[str] = frozenset()
     """Decode: the prefill engines that the answer to its last heartbeat let it read from. It refuses all others."""
 
@@ -43,10 +45,10 @@ class Worker:
     def may_read_from(self, prefill: "Worker") -> bool:
         """Whether this decode worker can take ``prefill``'s handoffs now.
 
-        Where one of the two is static, nothing but the model is known of it.
+        Where one of the two is static, nothing but model and dialect are known of it.
         """
         if prefill.registration is None or self.registration is None:
-            return prefill.model == self.model
+            return prefill.model == self.model and prefill.dialect is self.dialect
         is_told = prefill.registration.engine_id in self.told_engines
         return is_told and is_pair(prefill.registration, self.registration)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from router.dialects import NIXL, TANDEM, Dialect
 from router.health import NUM_SILENT_PROBES, HealthProber
 from router.registry import WorkerRegistry
 from router.worker_client import WorkerAnswer, WorkerBroken, WorkerTimeout, WorkerUnreachable
@@ -23,7 +24,11 @@ class ScriptedClient:
         self.be_good()
 
     def be_good(self) -> None:
-        self.script = {"/health": WorkerAnswer(200, {}, b""), "/v1/models": WorkerAnswer(200, {}, MODELS)}
+        self.script = {
+            "/health": WorkerAnswer(200, {}, b""),
+            "/v1/models": WorkerAnswer(200, {}, MODELS),
+            "/tandem/status": WorkerAnswer(200, {}, b"{}"),
+        }
 
     async def get(self, url: str, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer:
         answer = self.script[url.removeprefix("http://w")]
@@ -51,6 +56,24 @@ def worker(registry: WorkerRegistry) -> Worker:
 @pytest.fixture
 def prober(client: ScriptedClient, registry: WorkerRegistry) -> HealthProber:
     return HealthProber(registry=registry, client=client, headers={}, interval_s=1, timeout_s=1)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("status", "dialect"), [(200, TANDEM), (401, TANDEM), (404, NIXL)])
+async def test_a_worker_without_tandems_route_is_stock_vllm(
+    prober: HealthProber, worker: Worker, client: ScriptedClient, status: int, dialect: Dialect
+) -> None:
+    client.script["/tandem/status"] = WorkerAnswer(status, {}, b"")
+    await prober.probe(worker)
+    assert worker.is_usable
+    assert worker.dialect is dialect
+
+
+async def test_a_worker_that_does_not_say_which_it_is_is_not_usable(
+    prober: HealthProber, worker: Worker, client: ScriptedClient
+) -> None:
+    client.script["/tandem/status"] = WorkerBroken("gone")
+    await prober.probe(worker)
+    assert not worker.is_usable
 
 
 async def test_a_good_probe_makes_a_worker_usable_and_tells_its_model(prober: HealthProber, worker: Worker) -> None:

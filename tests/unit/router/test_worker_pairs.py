@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from router.dialects import NIXL, TANDEM
 from router.registry import WorkerRegistry
 from router.workers import Worker
 from tests.unit.router.factories import FINGERPRINT, ManualClock, make_heartbeat
@@ -81,6 +82,19 @@ def test_a_prefill_whose_only_decode_is_away_is_not_given_out(cluster: Cluster) 
     cluster.beat("decode-1", **OTHER)
     cluster.registry.suspect(decode)
     assert cluster.pairs() == {"prefill-0": ["decode-0"]}
+
+
+def test_stock_engines_and_tandems_do_not_mix(cluster: Cluster) -> None:
+    workers = {}
+    for role in WorkerRole:
+        for dialect in (TANDEM, NIXL):
+            worker = cluster.registry.add_static(role, f"http://{role}-{dialect.name}:1")
+            cluster.registry.observe_static(worker, model="nano", max_model_len=None, dialect=dialect)
+            workers[worker.worker_id] = dialect
+    pairs = cluster.pairs()
+    assert len(pairs) == 2
+    for prefill, decodes in pairs.items():
+        assert [workers[decode] for decode in decodes] == [workers[prefill]]
 
 
 def test_models_do_not_mix(cluster: Cluster) -> None:
