@@ -7,14 +7,14 @@ whether it can have seen a request that failed.
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from router.http1_connection import Connection
 from router.http1_request import Origin, parse_target, request_head
-from router.worker_client import Body, Piece, WorkerAnswer, WorkerBroken, WorkerStream, WorkerUnreachable
+from router.worker_client import Body, Headers, Piece, WorkerAnswer, WorkerBroken, WorkerStream, WorkerUnreachable
 
 # uvicorn in the workers closes an idle connection after 5 s; ours go before, so that none is closed as we write to it.
 IDLE_CONNECTION_S = 3.0
@@ -58,14 +58,14 @@ class Http1WorkerClient:
     def num_idle_connections(self) -> int:
         return sum(map(len, self._idle.values()))
 
-    async def post(self, url: str, body: Body, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer:
-        return await self._exchange("POST", url, body, headers, timeout_s)
+    def post(self, url: str, body: Body, headers: Headers, *, timeout_s: float) -> Coroutine[Any, Any, WorkerAnswer]:
+        return self._exchange("POST", url, body, headers, timeout_s)
 
-    async def get(self, url: str, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer:
-        return await self._exchange("GET", url, b"", headers, timeout_s)
+    def get(self, url: str, headers: Headers, *, timeout_s: float) -> Coroutine[Any, Any, WorkerAnswer]:
+        return self._exchange("GET", url, b"", headers, timeout_s)
 
     def stream(
-        self, url: str, body: Body, headers: Mapping[str, str], *, idle_timeout_s: float
+        self, url: str, body: Body, headers: Headers, *, idle_timeout_s: float
     ) -> AbstractAsyncContextManager[WorkerStream]:
         return _Stream(self, _Request.to("POST", url, body, headers, wants_whole=False), idle_timeout_s)
 
@@ -78,39 +78,46 @@ class Http1WorkerClient:
             self._all_gone = asyncio.get_running_loop().create_future()
             await self._all_gone
 
-    async def _exchange(
-        self, method: str, url: str, body: Body, headers: Mapping[str, str], timeout_s: float
-    ) -> WorkerAnswer:
-        deadline_s = asyncio.get_running_loop().time() + timeout_s
-        connection = await self._open(_Request.to(method, url, body, headers, wants_whole=True), timeout_s, deadline_s)
+    async def _exchange(self, method: str, url: str, body: Body, headers: Headers, timeout_s: float) -> WorkerAnswer:
+        connection = await self._open(_Request.to(method, url, body, headers, wants_whole=True), timeout_s)
         try:
             return WorkerAnswer(connection.status, connection.headers, connection.take_whole())
         finally:
             self._give_back(connection)
 
-    async def _open(self, request: "_Request", timeout_s: float, deadline_s: float = inf) -> Connection:
+    async def _open(self, request: "_Request", timeout_s: float) -> Connection:
         """A connection whose answer is ready, as ``Connection.wait_ready`` has it; to be given back.
 
-        ``timeout_s`` bounds the wait for the answer, ``deadline_s`` (loop time) everything.
+        ``timeout_s`` bounds the wait for the answer; where all of it is wanted, connecting and a second attempt too.
         """
         loop = asyncio.get_running_loop()
+        began_s, is_second = loop.time(), False
         connection = self._take_idle(request.origin)
-        is_second = False
         if connection is not None:
             try:
-                return await _ask(connection, request, timeout_s)
-            except WorkerBroken:
-                if not connection.is_untouched_since(STALE_WINDOW_S):
+                connection.begin(request.head, request.body, wants_whole=request.wants_whole)
+                await connection.wait_ready(timeout_s)
+                return connection
+            except BaseException as error:
+                connection.abort()
+                if not isinstance(error, WorkerBroken) or not connection.is_untouched_since(STALE_WINDOW_S):
                     raise
                 is_second = True
+        end_s = began_s + timeout_s if request.wants_whole else inf
         try:
-            connection = await self._connect(request.origin, deadline_s - loop.time())
+            connection = await self._connect(request.origin, end_s - loop.time())
         except WorkerUnreachable as error:
             if is_second:
                 # True of the second attempt alone: the worker may have read the first.
                 raise WorkerBroken("The connection to the worker ended before its answer did.") from error
             raise
-        return await _ask(connection, request, min(timeout_s, deadline_s - loop.time()))
+        try:
+            connection.begin(request.head, request.body, wants_whole=request.wants_whole)
+            await connection.wait_ready(min(timeout_s, end_s - loop.time()))
+        except BaseException:
+            connection.abort()
+            raise
+        return connection
 
     def _take_idle(self, origin: Origin) -> Connection | None:
         idle = self._idle.get(origin)
@@ -177,7 +184,7 @@ class _Request(NamedTuple):
     wants_whole: bool
 
     @classmethod
-    def to(cls, method: str, url: str, body: Body, headers: Mapping[str, str], *, wants_whole: bool) -> "_Request":
+    def to(cls, method: str, url: str, body: Body, headers: Headers, *, wants_whole: bool) -> "_Request":
         try:
             target = parse_target(url)
         except ValueError as error:
@@ -185,16 +192,6 @@ class _Request(NamedTuple):
         pieces: list[Piece] = body if isinstance(body, list) else [body]
         head = request_head(method, target, headers, sum(map(len, pieces)))
         return cls(target.origin, head, pieces, wants_whole)
-
-
-async def _ask(connection: Connection, request: _Request, timeout_s: float) -> Connection:
-    try:
-        connection.begin(request.head, request.body, wants_whole=request.wants_whole)
-        await connection.wait_ready(timeout_s)
-    except BaseException:
-        connection.abort()
-        raise
-    return connection
 
 
 class _Stream:

@@ -119,14 +119,13 @@ class Connection(asyncio.Protocol):
 
     def take_whole(self) -> bytes:
         """The body of an answer that was wanted whole and is ready."""
-        assert self._is_complete
-        return b"".join(self._pieces)
+        pieces = self._pieces
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def end(self, idle_s: float) -> None:
-        """The exchange is over, the answer complete; the connection closes by itself when unused for ``idle_s``."""
-        assert self.is_reusable
+        """The exchange is over and ``is_reusable``; the connection closes by itself when unused for ``idle_s``."""
         self._is_busy = False
-        self._pieces.clear()
+        self._pieces = []
         self._resume()
         self._arm(self._loop.time() + idle_s)
 

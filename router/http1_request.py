@@ -1,10 +1,11 @@
 """What a request to a worker looks like on the wire: where its URL points, and the bytes of its head."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
+
+from router.worker_client import HeaderLines, Headers, header_lines
 
 # A router meets a few URLs for each worker; the bound is for years of workers that come and go.
 MAX_KEPT_TARGETS = 4096
@@ -57,15 +58,12 @@ def _spelled(host: str) -> str:
     return f"[{host.partition('%')[0]}]"
 
 
-def request_head(method: str, target: Target, headers: Mapping[str, str], num_body_bytes: int) -> bytes:
+def request_head(method: str, target: Target, headers: Headers, num_body_bytes: int) -> bytes:
     """The request line and all headers, with the blank line after them.
 
     Raises:
         ValueError: a header that could be read as more than one, or that is not Latin-1.
     """
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
-    num_lines = len(headers)
-    if lines.count("\r") != num_lines or lines.count("\n") != num_lines or "\0" in lines:
-        raise ValueError("a header holds a line break or a null character")
+    lines = headers if isinstance(headers, HeaderLines) else header_lines(headers)
     length = f"content-length: {num_body_bytes}\r\n" if method != "GET" else ""
     return f"{method} {target.request_uri}{target.fixed_head}{lines}{length}\r\n".encode("latin-1")

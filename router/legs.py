@@ -16,7 +16,7 @@ from router.body import extract_handoff
 from router.config import RouterConfig
 from router.context import RequestContext, Stage
 from router.relay import read_whole
-from router.worker_client import WorkerAnswer, WorkerClient, WorkerStream
+from router.worker_client import HeaderLines, WorkerAnswer, WorkerClient, WorkerStream, header_lines
 from router.workers import Worker
 from wire.errors import UpstreamError
 from wire.refusal import REFUSED_HEADER, Refusal
@@ -52,7 +52,7 @@ class Legs:
 
     def __init__(self, *, client: WorkerClient, config: RouterConfig) -> None:
         self._client = client
-        self._headers = worker_headers(config.cluster_token)
+        self._headers = header_lines(worker_headers(config.cluster_token))
         self._prefill_timeout_s, self._decode_idle_timeout_s = config.prefill_timeout_s, config.decode_idle_timeout_s
 
     async def prefill(self, ctx: RequestContext, worker: Worker, handoff_id: str) -> None:
@@ -66,7 +66,7 @@ class Legs:
         answer = await self._client.post(
             worker.url + ctx.endpoint.url_path,
             ctx.checked_body().prefill_body(worker.dialect.ask(handoff_id, num_readers)),
-            self._headers | {"x-request-id": ctx.request_id},
+            self._headers_of(ctx),
             timeout_s=self._prefill_timeout_s,
         )
         if not 200 <= answer.status < 300:
@@ -85,9 +85,13 @@ class Legs:
         return self._client.stream(
             worker.url + ctx.endpoint.url_path,
             body.raw if ctx.handoff_json is None else body.decode_body(ctx.handoff_json),
-            self._headers | {"x-request-id": ctx.request_id},
+            self._headers_of(ctx),
             idle_timeout_s=self._decode_idle_timeout_s,
         )
+
+    def _headers_of(self, ctx: RequestContext) -> HeaderLines:
+        # The id has been matched against a pattern without line ends (``generate``), or is ours.
+        return HeaderLines(f"{self._headers}x-request-id: {ctx.request_id}\r\n")
 
 
 async def check_decode(stream: WorkerStream, worker: Worker) -> None:

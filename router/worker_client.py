@@ -8,9 +8,9 @@ Leaving ``stream`` early, by an exception or a cancellation, closes the connecti
 The client itself is ``router.http1_client``.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from wire.errors import DeadlineExceeded, UpstreamError
 
@@ -30,6 +30,22 @@ class WorkerTimeout(DeadlineExceeded):
 Piece = bytes | memoryview
 Body = bytes | list[Piece]
 """A request's body, or its pieces in the order in which they are sent."""
+
+
+class HeaderLines(str):
+    """Headers of which somebody has made sure that they are one line each, ready to be sent."""
+
+
+Headers = Mapping[str, str] | HeaderLines
+
+
+def header_lines(headers: Mapping[str, str]) -> HeaderLines:
+    """Raises: ValueError: a header that could be read as more than one."""
+    lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    num_lines = len(headers)
+    if lines.count("\r") != num_lines or lines.count("\n") != num_lines or "\0" in lines:
+        raise ValueError("a header holds a line break or a null character")
+    return HeaderLines(lines)
 
 
 class WorkerAnswer(NamedTuple):
@@ -61,14 +77,14 @@ class WorkerStream(Protocol):
 class WorkerClient(Protocol):
     """HTTP to workers. All methods raise WorkerUnreachable, WorkerBroken or WorkerTimeout."""
 
-    async def post(self, url: str, body: Body, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer:
+    def post(self, url: str, body: Body, headers: Headers, *, timeout_s: float) -> Coroutine[Any, Any, WorkerAnswer]:
         """One exchange, bounded as a whole by ``timeout_s``."""
         ...
 
-    async def get(self, url: str, headers: Mapping[str, str], *, timeout_s: float) -> WorkerAnswer: ...
+    def get(self, url: str, headers: Headers, *, timeout_s: float) -> Coroutine[Any, Any, WorkerAnswer]: ...
 
     def stream(
-        self, url: str, body: Body, headers: Mapping[str, str], *, idle_timeout_s: float
+        self, url: str, body: Body, headers: Headers, *, idle_timeout_s: float
     ) -> AbstractAsyncContextManager[WorkerStream]:
         """Entered when the answer's head is there; ``idle_timeout_s`` bounds each wait for bytes."""
         ...

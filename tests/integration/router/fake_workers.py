@@ -76,7 +76,9 @@ class FakeWorker:
         return with_transport
 
     def routes(self) -> list[Route]:
-        return [Route("/health", self._health), Route("/v1/models", self._models)]
+        # The last is only asked whether it is there: by it the router knows tandem's workers from stock vLLM.
+        paths = {"/health": self._health, "/v1/models": self._models, "/tandem/status": self._health}
+        return [Route(path, endpoint) for path, endpoint in paths.items()]
 
     async def _health(self, _: Request) -> Response:
         return Response(status_code=200 if self.is_healthy else 503)
