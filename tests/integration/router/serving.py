@@ -27,7 +27,9 @@ async def served(app: Any) -> AsyncIterator[str]:
     sock = socket.socket()
     sock.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
-    config = uvicorn.Config(app, log_config=None, http="httptools", ws="none", timeout_graceful_shutdown=2)
+    config = uvicorn.Config(
+        app, log_config=None, http="httptools", ws="none", interface="asgi3", timeout_graceful_shutdown=2
+    )
     server = QuietServer(config)
     task = asyncio.create_task(server.serve(sockets=[sock]))
     await eventually(lambda: server.started)
