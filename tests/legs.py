@@ -57,13 +57,15 @@ def no_lease_within(url: str, seconds: float) -> bool:
 
 
 def samples(url: str) -> dict[str, float]:
-    """``/metrics`` summed up: by ``name``, and by ``name:label`` for each reason, state and kind."""
+    """``/metrics`` summed up: by ``name``, and by ``name:label`` for each reason, state, kind and source."""
     sums: dict[str, float] = {}
     text = httpx.get(f"{url}/metrics", headers=HEADERS, timeout=30).text
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             names = [sample.name]
-            names += [f"{sample.name}:{sample.labels[k]}" for k in ("reason", "state", "kind") if k in sample.labels]
+            names += [
+                f"{sample.name}:{sample.labels[k]}" for k in ("reason", "state", "kind", "source") if k in sample.labels
+            ]
             for name in names:
                 sums[name] = sums.get(name, 0.0) + sample.value
     return sums

@@ -128,7 +128,7 @@ def single_engine_command(checkpoint: Path, port: int) -> list[str]:
         "--dtype float32 --enforce-eager --block-size 128 --max-model-len 8192 --max-num-seqs 8 --enable-prefix-caching"
     )
     flags += " --max-num-batched-tokens 1024 --kv-cache-memory-bytes 134217728 --distributed-executor-backend uni"
-    flags += " --enable-auto-tool-choice --tool-call-parser minimax_m3"
+    flags += " --enable-auto-tool-choice --tool-call-parser minimax_m3 --enable-prompt-tokens-details"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(checkpoint)]
     return [*command, "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags.split()]
 

@@ -64,6 +64,8 @@ def vllm_args(
         kv_transfer_json(config, engine_id, fingerprint),
         "--enable-prefix-caching",
         "--enable-request-id-headers",
+        # Prefix hits in `usage`, which clients of hosted APIs are billed by.
+        "--enable-prompt-tokens-details",
         "--disable-uvicorn-access-log",
         *role_args,
     ]
