@@ -11,7 +11,7 @@ import pytest
 from router.app import RouterParts, build_parts, create_app
 from router.config import RouterConfig
 from tests.integration.router.fake_workers import MODEL, FakeDecode, FakePrefill, FakeWorker
-from tests.integration.router.serving import eventually, served
+from tests.integration.router.serving import eventually, served, served_all
 from wire.worker import HeartbeatReply, WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
 
 TOKEN = "cluster-token"
@@ -122,8 +122,10 @@ async def cluster(settings: dict[str, Any]) -> AsyncIterator[Cluster]:
         url = await stack.enter_async_context(served(create_app(parts)))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=10))
         cluster = Cluster(parts, http, prefills, decodes)
-        for worker in [*prefills, *decodes]:
-            cluster.urls[worker.name] = await stack.enter_async_context(served(worker.app()))
+        workers = [*prefills, *decodes]
+        urls = await stack.enter_async_context(served_all([worker.app() for worker in workers]))
+        for worker, worker_url in zip(workers, urls, strict=True):
+            cluster.urls[worker.name] = worker_url
             await cluster.beat(worker)
         yield cluster
         await cluster.check_nothing_left()
