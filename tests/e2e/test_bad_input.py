@@ -1,12 +1,14 @@
 """Bad input gets an OpenAI-shaped error at once, and the workers go on."""
 
 import json
+import re
 import time
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.e2e.conftest import MAX_MODEL_LEN
 from tests.stack import MODEL, Stack
 
 LONG = "word " * 9000
@@ -109,6 +111,24 @@ def test_a_wrong_request_is_refused(
 def test_a_body_that_is_no_request_is_refused(body: bytes, param: str | None, stack: Stack) -> None:
     headers = {"content-type": "application/json"}
     check_refusal(stack.http.post(f"{stack.url}/v1/completions", content=body, headers=headers), 400, param)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_a_context_that_does_not_fit_is_told_with_its_numbers_and_before_a_stream_begins(
+    stack: Stack, is_stream: bool
+) -> None:
+    """Case 26."""
+    body = {"model": MODEL, "prompt": [300] * (MAX_MODEL_LEN + 1), "max_tokens": 1, "stream": is_stream}
+    answer = stack.http.post(f"{stack.url}/v1/completions", json=body)
+    check_refusal(answer, 400, None)
+    assert {str(MAX_MODEL_LEN), str(MAX_MODEL_LEN + 1)} <= set(re.findall(r"\d+", answer.json()["error"]["message"]))
+
+
+def test_a_body_of_five_megabytes_is_read(stack: Stack) -> None:
+    """Case 26: it is the engine that says what is wrong with it."""
+    answer = stack.http.post(f"{stack.url}/v1/completions", json=TEXT | {"prompt": "a long story " * 400_000})
+    check_refusal(answer, 400, None)
+    assert str(MAX_MODEL_LEN) in answer.text
 
 
 def test_unknown_routes_and_methods_have_the_same_shape(stack: Stack) -> None:

@@ -19,6 +19,7 @@ from tests.integration.router.serving import eventually, served, unused_url
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 START_LIMIT_S = 60.0
+NUM_STREAMS = 20
 HEAVY = ("torch", "vllm", "nixl", "ray", "numpy", "transformers")
 
 
@@ -56,6 +57,7 @@ def is_listening(url: str) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_lets_streams_finish_and_exits_with_0(number: signal.Signals) -> None:
+    """Case 24."""
     prefill = FakePrefill("prefill-0")
     decode = FakeDecode("decode-0", prefills={"prefill-0": prefill})
     async with (
@@ -65,15 +67,22 @@ async def test_a_signal_lets_streams_finish_and_exits_with_0(number: signal.Sign
         httpx.AsyncClient(base_url=url, timeout=30) as http,
     ):
         await wait_until_ready(http)
-        decode.faults.append("hold_midway")
-        async with http.stream("POST", "/v1/completions", json=TEXT | {"stream": True}) as answer:
-            pieces = answer.aiter_raw()
-            received = await anext(pieces)
-            process.send_signal(number)
-            await eventually(lambda: not is_listening(url))
-            decode.gate.set()
-            received += b"".join([piece async for piece in pieces])
-        assert received == b"".join(decode.pieces)
+        decode.faults.extend(["hold_midway"] * NUM_STREAMS)
+        first_bytes = asyncio.Barrier(NUM_STREAMS + 1)
+
+        async def receive() -> bytes:
+            async with http.stream("POST", "/v1/completions", json=TEXT | {"stream": True}) as answer:
+                pieces = answer.aiter_raw()
+                received = await anext(pieces)
+                await first_bytes.wait()
+                return received + b"".join([piece async for piece in pieces])
+
+        streams = [asyncio.create_task(receive()) for _ in range(NUM_STREAMS)]
+        await first_bytes.wait()
+        process.send_signal(number)
+        await eventually(lambda: not is_listening(url))
+        decode.gate.set()
+        assert await asyncio.gather(*streams) == [b"".join(decode.pieces)] * NUM_STREAMS
         assert await asyncio.wait_for(process.wait(), START_LIMIT_S) == 0
     assert prefill.leases == {}
 
