@@ -77,3 +77,10 @@ def counted_within(url: str, name: str, least: float, seconds: float) -> bool:
     while (value := samples(url)[name]) < least and time.monotonic() < deadline:
         time.sleep(0.05)
     return value >= least
+
+
+def paths(router_url: str) -> dict[str, float]:
+    """Requests that went each way through the router, by reason."""
+    found = samples(router_url)
+    prefix = "tandem_router_path_total:"
+    return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}

@@ -42,15 +42,23 @@ def wait_until_back(stack: Stack, generations: dict[str, str], num_restarted: in
     raise AssertionError(f"not back within {BACK_LIMIT_S:g} s: {stack.generations()}, before: {generations}")
 
 
+def prompt_of(number: int) -> list[int]:
+    return random.Random(number).choices(range(300, 500), k=LENGTHS[number % len(LENGTHS)])
+
+
 class SteadyLoad:
-    """Two clients that ask one prompt after the other, and compare each answer with the first one to that prompt.
+    """Two clients that ask one prompt after the other, and compare each answer with that of decode's engine alone.
 
     ``failures`` counts the statuses of errors; a broken connection or a request that does not end counts as 0.
     """
 
     def __init__(self, stack: Stack) -> None:
         self._stack = stack
-        self._expected = [legs.tokens_of(self._ask(number)) for number in range(NUM_PROMPTS)]
+        decode_url = stack.worker("decode")
+        self._expected = [
+            legs.tokens_of(legs.decode(decode_url, prompt_of(number), None, cache_salt="alone"))
+            for number in range(NUM_PROMPTS)
+        ]
         self._is_over = threading.Event()
         self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in (1, 2)]
         self.right = 0
@@ -76,8 +84,7 @@ class SteadyLoad:
             time.sleep(0.1)
 
     def _ask(self, number: int) -> httpx.Response:
-        prompt = random.Random(number).choices(range(300, 500), k=LENGTHS[number % len(LENGTHS)])
-        body = legs.GREEDY | {"prompt": prompt, "max_tokens": legs.NUM_TOKENS}
+        body = legs.GREEDY | {"prompt": prompt_of(number), "max_tokens": legs.NUM_TOKENS}
         return legs.send(self._stack.url, body, timeout_s=REQUEST_LIMIT_S)
 
     def _run(self, seed: int) -> None:

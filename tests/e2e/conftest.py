@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from tests.stack import Stack, build_checkpoint, free_port, openai_client, running_engine, running_stack, wait_until_ok
+from tests import legs
+from tests.stack import (
+    MODEL,
+    Stack,
+    build_checkpoint,
+    free_port,
+    openai_client,
+    running_engine,
+    running_stack,
+    wait_until_ok,
+)
 
 # Holds the longest prompt here, and a KV space of one such context is quickly full (test_unequal_tp).
 MAX_MODEL_LEN = 3200
@@ -57,3 +67,14 @@ def single(running: tuple[Stack, str]) -> Iterator[OpenAI]:
     """A client of the plain engine."""
     with openai_client(running[1]) as client:
         yield client
+
+
+@pytest.fixture
+def nothing_is_left(stack: Stack) -> Iterator[None]:
+    """After the test each lease of the stack has been given back, not by time-out, and the next request works."""
+    yield
+    for role in ("prefill", "decode"):
+        assert legs.no_lease_within(stack.worker(role), 2), f"a lease is left on {role}"
+    prompt = [300 + number for number in range(40)]
+    answer = stack.client.completions.create(model=MODEL, prompt=prompt, max_tokens=2, temperature=0)
+    assert answer.choices[0].finish_reason == "length"

@@ -8,7 +8,6 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -23,21 +22,14 @@ from tests.e2e.conftest import MAX_MODEL_LEN
 from tests.stack import MODEL, Stack, engine_of, process_of
 from tests.workers import static_router
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
 VOCABULARY = range(300, 500)
 AT_ONCE_S = 2.0
 
 
 def prompt_of(seed: int, num_tokens: int) -> list[int]:
     return random.Random(seed).choices(VOCABULARY, k=num_tokens)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(stack: Stack) -> Iterator[None]:
-    yield
-    for role in ("prefill", "decode"):
-        assert legs.no_lease_within(stack.worker(role), AT_ONCE_S), f"a lease is left on {role}"
-    answer = stack.client.completions.create(model=MODEL, prompt=prompt_of(1, 40), max_tokens=2, temperature=0)
-    assert answer.choices[0].finish_reason == "length"
 
 
 def greedy(stack: Stack, prompt: list[int]) -> list[int]:
@@ -77,7 +69,8 @@ def test_a_client_that_leaves_before_the_first_token_stops_prefill(stack: Stack)
             httpx.post(f"{stack.url}/v1/completions", json=body, timeout=0.15)
     began = time.monotonic()
     greedy(stack, prompt_of(5, 20))
-    assert time.monotonic() - began < 6, "the abandoned prompts were computed first"
+    # At most the steps under way: 1,024 tokens, which take a busy machine a second.
+    assert time.monotonic() - began < 2.5, "the abandoned prompts were computed first"
 
 
 def test_a_decode_that_refuses_gives_prefills_blocks_back(stack: Stack) -> None:

@@ -13,6 +13,8 @@ from tests.stack import MODEL, Stack, free_port, openai_client, stop
 from tests.workers import start_worker, static_router, worker_config
 from wire.worker_config import EXIT_CONFIG
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
 START_LIMIT_S = 60.0
 
 

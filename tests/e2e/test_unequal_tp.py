@@ -20,6 +20,8 @@ from tests.e2e.conftest import MAX_MODEL_LEN
 from tests.stack import MODEL, Stack, free_port
 from tests.workers import Worker, running_workers, worker_config
 
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+
 VOCABULARY = range(300, 500)
 ROW_BYTES_TP2 = 128 * 72 * (4 * 2 * 2 + 4)  # 4 layers, K and V of 2 heads, and an index key (facts M4)
 # One block is vLLM's null block. A context of MAX_MODEL_LEN has to fit.

@@ -2,7 +2,7 @@
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -96,7 +96,9 @@ def test_several_choices_share_one_handoff_and_leave_no_lease(stack: Stack) -> N
     assert no_lease_within(stack, 2)
 
 
-def test_workers_killed_under_load_cost_errors_but_no_wrong_token_and_no_hang(stack: Stack, judge: Judge) -> None:
+def test_workers_killed_under_load_cost_errors_but_no_wrong_token_and_no_hang(
+    stack: Stack, judge: Judge, note: Callable[[str], None]
+) -> None:
     right = failed = 0
     for kill in range(NUM_KILLS):
         victim = next(
@@ -119,9 +121,9 @@ def test_workers_killed_under_load_cost_errors_but_no_wrong_token_and_no_hang(st
             number += 1
             if number == kill * 1000 + 3:
                 victim.kill()
-    print(f"{NUM_KILLS} kills: {right} right answers, {failed} errors")
+    note(f"{NUM_KILLS} kills: {right} right answers, {failed} errors")
     assert right > NUM_KILLS * 3
-    assert no_lease_within(stack, 40)
+    assert no_lease_within(stack, 2)
 
 
 def test_tp2_on_both_sides_gives_the_same_tokens(checkpoint: Path, judge: Judge, tmp_path: Path) -> None:
