@@ -1,9 +1,12 @@
 """must-7: what the transfer between two H200s has to reach, checked on a result file. Pure."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
+
+from bench.transfer.case import Pattern, cases
+from bench.transfer.geometry import ROW_BYTES
 
 MIN_SCATTERED_OF_COPY = 0.40
 MIN_ADJACENT_OF_COPY = 0.80
@@ -12,6 +15,8 @@ MAX_ONE_BLOCK_US = 80.0
 MIN_OF_VLLM = 1.0
 MANY_REQUESTS = 16
 COPY_FROM_BLOCKS, PAGES_FROM_BLOCKS = 128, 32
+JUDGED_PATTERNS: tuple[Pattern, ...] = ("scattered", "adjacent")
+JUDGED_BLOCKS = (1, 32, 128, 512, 1024)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +34,17 @@ def verdicts(result: dict[str, Any]) -> list[Verdict]:
     """Every demand on every case that it speaks of.
 
     Raises:
-        ValueError: the result was not taken on CUDA, or some demand meets no case, so that nothing was shown.
+        ValueError: the result was not taken on CUDA or with rows of another size, or a case is missing, so that
+            something was not shown.
     """
     if result["device"] != "cuda":
         raise ValueError("must-7 speaks of GPUs; this result was taken on CPU")
+    if result["row_bytes"] != ROW_BYTES:
+        raise ValueError(f"must-7 speaks of rows of {ROW_BYTES} bytes; these had {result['row_bytes']}")
+    there = {(case["pattern"], case["num_blocks"], case["num_requests"]) for case in result["cases"]}
+    absent = [case for case in cases(JUDGED_PATTERNS, JUDGED_BLOCKS, (1, MANY_REQUESTS)) if astuple(case) not in there]
+    if absent:
+        raise ValueError(f"not measured: {', '.join(map(str, map(astuple, absent)))}")
     # The rate of large copies: a small one is held up by its launch, and would be an easier mark.
     copy_gb_per_s = max(float(case["peers"]["copy"]["gb_per_s"]) for case in result["cases"])
     demands = _demands(copy_gb_per_s)

@@ -10,6 +10,8 @@ from bench.transfer.__main__ import main
 from bench.transfer.must import verdicts
 from tests.unit.bench.factories import good_result
 
+ONE_READ = {"num_blocks": 32, "num_requests": 1}
+
 
 def slow_down(result: dict[str, Any], peer: str, factor: float, **which: object) -> None:
     """Make a peer slower in the cases whose members equal ``which``."""
@@ -36,8 +38,18 @@ def test_a_good_result_keeps_every_demand() -> None:
         ("rows", 1.3, {"pattern": "adjacent", "num_blocks": 128}, "adjacent rows / peer copy"),
         ("rows", 2.1, {"num_blocks": 1}, "one block, us"),
         ("pages", 0.5, {"pattern": "scattered", "num_blocks": 32}, "scattered rows / 125 pages"),
-        ("vllm_BLHNC", 0.01, {"num_blocks": 32, "pattern": "adjacent"}, "vllm: fresh pool, one request"),
-        ("vllm_LBNHC", 0.01, {"num_blocks": 32, "pattern": "scattered"}, "vllm: used pool, one request"),
+        (
+            "vllm_BLHNC",
+            0.01,
+            ONE_READ | {"pattern": "adjacent"},
+            "vllm: fresh pool, one request",
+        ),
+        (
+            "vllm_LBNHC",
+            0.01,
+            ONE_READ | {"pattern": "scattered"},
+            "vllm: used pool, one request",
+        ),
         ("vllm_LBNHC", 0.01, {"num_requests": 16, "pattern": "scattered"}, "vllm: used pool, 16 at once"),
         ("vllm_LBNHC", 0.01, {"num_requests": 16, "pattern": "adjacent"}, "vllm: fresh pool, 16 at once"),
     ],
@@ -60,8 +72,21 @@ def test_the_mark_is_the_rate_of_the_largest_copy_not_of_one_held_up_by_its_laun
 def test_a_result_without_16_requests_at_once_shows_too_little() -> None:
     result = good_result()
     result["cases"] = [case for case in result["cases"] if case["num_requests"] == 1]
-    with pytest.raises(ValueError, match="used pool, 16 at once"):
+    with pytest.raises(ValueError, match="not measured"):
         verdicts(result)
+
+
+@pytest.mark.parametrize("case", range(len(good_result()["cases"])))
+def test_no_case_can_be_left_out(case: int) -> None:
+    result = good_result()
+    del result["cases"][case]
+    with pytest.raises(ValueError, match="not measured"):
+        verdicts(result)
+
+
+def test_rows_of_another_size_show_nothing() -> None:
+    with pytest.raises(ValueError, match="1822720"):
+        verdicts(good_result() | {"row_bytes": 1})
 
 
 def test_a_result_without_vllm_shows_too_little() -> None:
