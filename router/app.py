@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -18,22 +18,27 @@ from starlette.routing import Route as AsgiRoute
 from starlette.types import Receive, Scope, Send
 
 from router.auth import ClientAuth, ClusterAuth
+from router.client_routes import client_routes
 from router.config import RouterConfig
 from router.context import Endpoint
 from router.control import control_router
+from router.error_shapes import OPENAI_ERRORS
 from router.generate import ActiveRequests, GenerateEndpoint
 from router.health import HealthProber
 from router.http1_client import Http1WorkerClient
 from router.legs import Legs, worker_headers
 from router.metrics import METRICS_CONTENT_TYPE, RouterMetrics
-from router.openapi import ERROR_SCHEMA, generate_operation
+from router.openapi import complete_page
+from router.pass_through import PassThrough
 from router.pipeline import Pipeline
 from router.registry import WorkerRegistry
 from router.release import Releaser
 from router.select import POLICIES, Selector
 from router.worker_client import WorkerClient
-from wire.errors import BadRequest, ServingError
+from wire.errors import BadRequest, MethodNotAllowed, NotFound, ServingError
 from wire.worker import WorkerRole
+
+_SHAPES = {endpoint.url_path: endpoint.errors for endpoint in Endpoint}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class RouterParts:
     metrics: RouterMetrics
     releaser: Releaser
     pipeline: Pipeline
+    pass_through: PassThrough
     prober: HealthProber
     active: ActiveRequests
     clock: Callable[[], float]
@@ -71,14 +77,18 @@ def build_parts(
     metrics = RouterMetrics(registry.workers, lambda: active.num)
     headers = worker_headers(config.cluster_token)
     releaser = Releaser(client=client, metrics=metrics, headers=headers, timeout_s=config.release_timeout_s)
+    legs = Legs(client=client, config=config)
     pipeline = Pipeline(
         registry=registry,
         selectors={role: Selector(POLICIES[config.policy]()) for role in WorkerRole},
-        legs=Legs(client=client, config=config),
+        legs=legs,
         releaser=releaser,
         metrics=metrics,
         clock=clock,
         new_handoff_id=new_handoff_id or _hex_ids(),
+    )
+    pass_through = PassThrough(
+        registry=registry, selector=Selector(POLICIES[config.policy]()), legs=legs, metrics=metrics, clock=clock
     )
     prober = HealthProber(
         registry=registry,
@@ -87,11 +97,22 @@ def build_parts(
         interval_s=config.health_interval_s,
         timeout_s=max(config.health_interval_s, config.connect_timeout_s),
     )
-    return RouterParts(config, registry, client, metrics, releaser, pipeline, prober, active, clock)
+    return RouterParts(
+        config=config,
+        registry=registry,
+        client=client,
+        metrics=metrics,
+        releaser=releaser,
+        pipeline=pipeline,
+        pass_through=pass_through,
+        prober=prober,
+        active=active,
+        clock=clock,
+    )
 
 
 class RouterApp(FastAPI):
-    """The application; requests to the generating endpoints skip its middlewares and its search for a route.
+    """The application; requests that workers answer skip its middlewares and its search for a route.
 
     They need neither: their handlers answer every error themselves. All else, also wrong methods, goes the usual way.
     """
@@ -109,8 +130,10 @@ def create_app(parts: RouterParts) -> FastAPI:
         title="tandem router", version="0.1.0", lifespan=_lifespan(parts), redoc_url=None, redirect_slashes=False
     )
     _add_error_handlers(app)
-    _add_generating_routes(app, parts)
-    _add_small_routes(app, parts)
+    client_auth = ClientAuth(parts.config.api_keys)
+    _add_generating_routes(app, parts, client_auth)
+    _add_state_routes(app, parts)
+    app.include_router(client_routes(registry=parts.registry, auth=client_auth))
     cluster_auth = ClusterAuth(parts.config.cluster_token, is_loopback=parts.config.is_loopback)
     app.include_router(control_router(registry=parts.registry, auth=cluster_auth))
     return app
@@ -137,13 +160,12 @@ def _lifespan(parts: RouterParts) -> Callable[[FastAPI], Any]:
     return lifespan
 
 
-def _add_generating_routes(app: RouterApp, parts: RouterParts) -> None:
-    auth = ClientAuth(parts.config.api_keys)
+def _add_generating_routes(app: RouterApp, parts: RouterParts, auth: ClientAuth) -> None:
     app.generating, new_request_id = {}, _hex_ids()
     for endpoint in Endpoint:
         handler = GenerateEndpoint(
             endpoint,
-            pipeline=parts.pipeline,
+            pipeline=parts.pass_through if endpoint.prefill is None else parts.pipeline,
             auth=auth,
             metrics=parts.metrics,
             active=parts.active,
@@ -157,18 +179,13 @@ def _add_generating_routes(app: RouterApp, parts: RouterParts) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            schema.setdefault("components", {}).setdefault("schemas", {})["Error"] = ERROR_SCHEMA
-            for endpoint in Endpoint:
-                schema["paths"][endpoint.url_path] = {"post": generate_operation(endpoint)}
-            app.openapi_schema = schema
+            app.openapi_schema = complete_page(schema)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _add_small_routes(app: FastAPI, parts: RouterParts) -> None:
-    registry, auth, created = parts.registry, ClientAuth(parts.config.api_keys), int(time.time())
-
+def _add_state_routes(app: FastAPI, parts: RouterParts) -> None:
     @app.get("/health", tags=["state"])
     async def health() -> Response:
         """The process is alive."""
@@ -177,7 +194,7 @@ def _add_small_routes(app: FastAPI, parts: RouterParts) -> None:
     @app.get("/ready", tags=["state"])
     async def ready() -> JSONResponse:
         """200 when a READY prefill and a READY decode worker serve the same model; 503 says what is missing."""
-        missing = [role.value for role in registry.pools().missing_roles()]
+        missing = [role.value for role in parts.registry.pools().missing_roles()]
         return JSONResponse({"ready": not missing, "missing": missing}, status_code=503 if missing else 200)
 
     @app.get("/metrics", tags=["state"])
@@ -185,45 +202,32 @@ def _add_small_routes(app: FastAPI, parts: RouterParts) -> None:
         """Prometheus exposition text."""
         return Response(parts.metrics.render(), media_type=METRICS_CONTENT_TYPE)
 
-    @app.get("/v1/models", tags=["generate"])
-    async def models(request: Request) -> dict[str, Any]:
-        """The models that READY workers serve."""
-        auth.check(request.headers)
-        cards = [
-            {
-                "id": model,
-                "object": "model",
-                "created": created,
-                "owned_by": "tandem",
-                "max_model_len": worker.max_model_len,
-            }
-            for model, worker in registry.pools().models.items()
-        ]
-        return {"object": "list", "data": cards}
-
 
 def _add_error_handlers(app: FastAPI) -> None:
-    async def on_serving_error(_: Request, error: Exception) -> JSONResponse:
+    async def on_serving_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ServingError)
-        return JSONResponse(error.openai_body(), status_code=error.status)
+        return _error_response(request, error)
 
-    async def on_validation_error(_: Request, error: Exception) -> JSONResponse:
+    async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
         fault = error.errors()[0]
         where = ".".join(str(part) for part in fault["loc"] if part != "body")
-        refusal = BadRequest(f"{where or 'body'}: {fault['msg']}", param=where or None)
-        return JSONResponse(refusal.openai_body(), status_code=refusal.status)
+        return _error_response(request, BadRequest(f"{where or 'body'}: {fault['msg']}", param=where or None))
 
-    async def on_http_error(_: Request, error: Exception) -> JSONResponse:
+    async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        kind = "not_found_error" if error.status_code == 404 else "invalid_request_error"
-        body = {"message": str(error.detail), "type": kind, "param": None, "code": error.status_code}
-        return JSONResponse({"error": body}, status_code=error.status_code, headers=error.headers)
+        kind = {404: NotFound, 405: MethodNotAllowed}.get(error.status_code, BadRequest)
+        return _error_response(request, kind(str(error.detail)), error.headers)
 
-    async def on_fault(_: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(ServingError("Internal error.").openai_body(), status_code=500)
+    async def on_fault(request: Request, error: Exception) -> Response:
+        return _error_response(request, ServingError("Internal error."))
 
     app.add_exception_handler(ServingError, on_serving_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_fault)
+
+
+def _error_response(request: Request, error: ServingError, headers: Mapping[str, str] | None = None) -> Response:
+    shape = _SHAPES.get(request.url.path, OPENAI_ERRORS)
+    return Response(shape.whole(error), error.status, headers, media_type="application/json")

@@ -7,6 +7,8 @@ from pydantic import SecretStr
 
 from wire.errors import Unauthorized
 
+API_KEY_HEADER = "x-api-key"
+
 
 class ClientAuth:
     """Checks a client's API key; with no keys configured everyone may call."""
@@ -15,12 +17,12 @@ class ClientAuth:
         self._keys = [key.get_secret_value().encode() for key in api_keys]
 
     def check(self, headers: Mapping[str, str]) -> None:
-        """Raises: Unauthorized."""
+        """The key is a bearer token (OpenAI's clients) or in ``x-api-key`` (Anthropic's). Raises: Unauthorized."""
         if not self._keys:
             return
-        given = bearer(headers)
+        given = (bearer(headers), headers.get(API_KEY_HEADER, "").encode())
         # Every key is compared, so that time doesn't tell which one came close.
-        if not any([compare_digest(given, key) for key in self._keys]):
+        if not any([compare_digest(one, key) for one in given for key in self._keys]):
             raise Unauthorized("The API key is missing or wrong.", code="invalid_api_key")
 
 

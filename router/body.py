@@ -18,25 +18,13 @@ class HandoffMissing(UpstreamError):
     """Prefill answered well but kept no blocks for decode, as an engine without tandem's KV connector does."""
 
 
-# Not carried on the prefill leg, whose one token is thrown away. What shapes the prompt stays, and so does what vLLM
-# checks against the vocabulary (logit_bias, bad_words): better refused before the prompt is computed than after.
-PREFILL_DROPS = frozenset(
-    {
-        # how much and how it is sent: the leg has its own
-        *("stream", "stream_options", "stream_interval"),
-        *("max_tokens", "max_completion_tokens", "min_tokens"),
-        # several sequences: one prompt needs one prefill
-        *("n", "best_of", "use_beam_search"),
-        # costs without use: top-k over the vocabulary, the prompt's ids and text in the answer, a compiled grammar
-        *("logprobs", "top_logprobs", "logprob_token_ids", "prompt_logprobs"),
-        *("echo", "return_token_ids", "return_tokens_as_token_ids", "return_prompt_text", "return_token_offsets"),
-        *("routed_experts_prompt_start", "structured_outputs", "response_format"),
-        # could end the leg in another state than "one token made"
-        *("stop", "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "repetition_detection"),
-        # the leg's own
-        KV_TRANSFER_PARAMS,
-    }
-)
+class PrefillRules(NamedTuple):
+    """How an API's body becomes that of a leg that makes one token."""
+
+    limit_field: str
+    """The API's name for the limit on output tokens."""
+    drops: frozenset[str]
+    """Fields that are not carried, the limit's own name among them."""
 
 
 class ClientBody(NamedTuple):
@@ -56,19 +44,20 @@ class ClientBody(NamedTuple):
         text = decode_text(raw)
         return cls(raw, text, parse_members(text))
 
-    def prefill_body(self, ask_json: str) -> list[Piece]:
-        """Body of the prefill leg: the client's members without ``PREFILL_DROPS``, one token, and the handoff's ask."""
+    def prefill_body(self, ask_json: str, rules: PrefillRules) -> list[Piece]:
+        """Body of the prefill leg: the client's members without those dropped, one token, and the handoff's ask."""
+        limit_field, drops = rules
         pieces: list[Piece] = [b"{"]
         start, end = -1, 0
         for member in self.members.values():
-            if member.key not in PREFILL_DROPS:
+            if member.key not in drops:
                 start, end = member.start if start < 0 else start, member.end
             elif start >= 0:
                 pieces += (self._cut(start, end), b",")
                 start = -1
         if start >= 0:
             pieces += (self._cut(start, end), b",")
-        pieces.append(f'"max_tokens":1,"stream":false,"{KV_TRANSFER_PARAMS}":{ask_json}}}'.encode())
+        pieces.append(f'"{limit_field}":1,"stream":false,"{KV_TRANSFER_PARAMS}":{ask_json}}}'.encode())
         return pieces
 
     def decode_body(self, handoff_json: str) -> list[Piece]:

@@ -4,25 +4,54 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from router.body import ClientBody
+from router.body import ClientBody, PrefillRules
+from router.error_shapes import ANTHROPIC_ERRORS, OPENAI_ERRORS, RESPONSES_ERRORS, ErrorShape
+from router.prefill_rules import COMPLETIONS_PREFILL, MESSAGES_PREFILL, RESPONSES_PREFILL
 from router.workers import Worker
+
+DONE = (b"data: [DONE]",)
+RESPONSE_ENDS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
+MESSAGE_STOP = (b"event: message_stop",)
 
 
 class Endpoint(StrEnum):
-    """A generating endpoint; the value is its label in metrics and logs.
+    """An endpoint that workers answer; the value is its label in metrics and logs. One row says all that differs.
 
     Its hash, as below, is the text's, to which members are equal: an enumeration's own is written in Python and slow.
     """
 
-    CHAT = "chat_completions"
-    COMPLETIONS = "completions"
+    url_path: str
+    """The same on the router and on the workers."""
+    prefill: PrefillRules | None
+    """None: one worker answers alone, without a handoff."""
+    stream_ends: tuple[bytes, ...]
+    """How the last event of a whole stream may begin."""
+    errors: ErrorShape
+
+    def __new__(
+        cls,
+        label: str,
+        url_path: str,
+        prefill: PrefillRules | None = None,
+        stream_ends: tuple[bytes, ...] = (),
+        errors: ErrorShape = OPENAI_ERRORS,
+    ) -> "Endpoint":
+        endpoint = str.__new__(cls, label)
+        endpoint._value_ = label
+        endpoint.url_path, endpoint.prefill = url_path, prefill
+        endpoint.stream_ends, endpoint.errors = stream_ends, errors
+        return endpoint
+
+    CHAT = "chat_completions", "/v1/chat/completions", COMPLETIONS_PREFILL, DONE
+    COMPLETIONS = "completions", "/v1/completions", COMPLETIONS_PREFILL, DONE
+    RESPONSES = "responses", "/v1/responses", RESPONSES_PREFILL, RESPONSE_ENDS, RESPONSES_ERRORS
+    MESSAGES = "messages", "/v1/messages", MESSAGES_PREFILL, MESSAGE_STOP, ANTHROPIC_ERRORS
+    COUNT_TOKENS = "count_tokens", "/v1/messages/count_tokens", None, (), ANTHROPIC_ERRORS
+    EMBEDDINGS = "embeddings", "/v1/embeddings"
+    TOKENIZE = "tokenize", "/tokenize"
+    DETOKENIZE = "detokenize", "/detokenize"
 
     __hash__ = str.__hash__
-
-    @property
-    def url_path(self) -> str:
-        """The same on the router and on the workers."""
-        return "/v1/chat/completions" if self is Endpoint.CHAT else "/v1/completions"
 
 
 class Route(StrEnum):
@@ -30,6 +59,8 @@ class Route(StrEnum):
 
     PREFILL_DECODE = "prefill_decode"
     DECODE_ONLY = "decode_only"
+    ONE_WORKER = "one_worker"
+    """Of either role; nothing is generated."""
 
     __hash__ = str.__hash__
 

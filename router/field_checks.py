@@ -44,6 +44,14 @@ def _is_int_list(value: Any) -> bool:
     return isinstance(value, list) and all(map(is_int, value))
 
 
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
+
+
+def _is_objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
+
+
 def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
@@ -70,32 +78,60 @@ _INTS = Check(_is_int_list, "a list of integers")
 _LOGPROBS = Check(_int_from(-1), "an integer of at least 0, or -1")
 _N = Check(_int_from(1, MAX_CHOICES), f"an integer from 1 to {MAX_CHOICES}")
 
-_SHARED = {
+_EVERYWHERE = {
     "model": Check(_is_model, "a non-empty string"),
     "stream": _FLAG,
-    "echo": _FLAG,
-    "ignore_eos": _FLAG,
-    "use_beam_search": _FLAG,
-    "return_token_ids": _FLAG,
-    "include_stop_str_in_output": _FLAG,
-    "stream_options": _OBJECT,
-    "stream_interval": Check(_int_from(1, MAX_INTERVAL), f"an integer from 1 to {MAX_INTERVAL}"),
-    "stop": Check(_is_stop, "a non-empty string or a list of non-empty strings"),
-    "stop_token_ids": _INTS,
-    "max_completion_tokens": _at_least(1),
-    "min_tokens": _at_least(0, takes_null=False),
     "temperature": Check(lambda v: _is_number(v) and 0 <= v <= 2, "a number from 0 to 2"),
     "top_p": Check(lambda v: _is_number(v) and 0 < v <= 1, "a number above 0, at most 1"),
+}
+_SAMPLED = _EVERYWHERE | {
+    "ignore_eos": _FLAG,
+    "include_stop_str_in_output": _FLAG,
+    "stop": Check(_is_stop, "a non-empty string or a list of non-empty strings"),
+    "stop_token_ids": _INTS,
+    "structured_outputs": _OBJECT,
+}
+_SHARED = _SAMPLED | {
+    "echo": _FLAG,
+    "use_beam_search": _FLAG,
+    "return_token_ids": _FLAG,
+    "stream_options": _OBJECT,
+    "stream_interval": Check(_int_from(1, MAX_INTERVAL), f"an integer from 1 to {MAX_INTERVAL}"),
+    "max_completion_tokens": _at_least(1),
+    "min_tokens": _at_least(0, takes_null=False),
     "prompt_logprobs": _LOGPROBS,
     "logprob_token_ids": _INTS,
-    "structured_outputs": _OBJECT,
     "response_format": _OBJECT,
 }
+_PASS_THROUGH = {"model": _EVERYWHERE["model"]}
 CHECKS: dict[Endpoint, Mapping[str, Check]] = {
     Endpoint.CHAT: _SHARED | {"max_tokens": _at_least(1), "n": _N, "logprobs": _FLAG, "top_logprobs": _LOGPROBS},
     # With echo, completions may ask for no token at all; what the least is without it, ``validate`` says.
     Endpoint.COMPLETIONS: _SHARED
     | {"max_tokens": _at_least(0), "n": _N._replace(takes_null=False), "logprobs": _LOGPROBS},
+    Endpoint.RESPONSES: _SAMPLED
+    | {
+        "max_output_tokens": _at_least(1),
+        "include": Check(_is_strings, "a list of strings"),
+        "top_logprobs": _LOGPROBS,
+        "enable_response_messages": _FLAG,
+        "store": _FLAG,
+        "background": _FLAG,
+        "text": _OBJECT,
+        "tools": Check(_is_objects, "a list of objects"),
+    },
+    Endpoint.MESSAGES: _EVERYWHERE
+    | {
+        "model": _EVERYWHERE["model"]._replace(takes_null=False),
+        "max_tokens": _at_least(1, takes_null=False),
+        "stop_sequences": Check(_is_strings, "a list of strings"),
+        "thinking": _OBJECT,
+        "output_config": _OBJECT,
+    },
+    Endpoint.COUNT_TOKENS: _PASS_THROUGH,
+    Endpoint.EMBEDDINGS: _PASS_THROUGH,
+    Endpoint.TOKENIZE: _PASS_THROUGH,
+    Endpoint.DETOKENIZE: _PASS_THROUGH,
 }
 
 

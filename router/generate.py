@@ -1,4 +1,4 @@
-"""The generating endpoints as raw ASGI: read the body, run the pipeline for as long as the client stays, report."""
+"""The endpoints that workers answer, as raw ASGI: read the body, run the pipeline while the client stays, report."""
 
 import asyncio
 import logging
@@ -13,6 +13,7 @@ from router.context import Endpoint, RequestContext
 from router.legs import WorkerRefused
 from router.logs import RequestLog
 from router.metrics import CLIENT_LEFT_STATUS, RouterMetrics
+from router.pass_through import PassThrough
 from router.pipeline import Pipeline
 from router.reply import Reply
 from wire.errors import PayloadTooLarge, ServingError
@@ -20,7 +21,7 @@ from wire.errors import PayloadTooLarge, ServingError
 # Long enough for any tracing scheme; the charset keeps it harmless in headers, logs and engine request ids.
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
-_READ_HEADERS = frozenset((b"authorization", b"content-length", b"x-request-id"))
+_READ_HEADERS = frozenset((b"authorization", b"content-length", b"x-api-key", b"x-request-id"))
 
 logger = logging.getLogger(__name__)
 request_log = RequestLog(__name__)
@@ -49,9 +50,10 @@ class ActiveRequests:
 
 
 class GenerateEndpoint:
-    """One generating endpoint.
+    """One of them.
 
     Args:
+        pipeline: what answers a request whose body has been read.
         new_request_id: for clients that send no usable ``X-Request-Id``.
     """
 
@@ -59,7 +61,7 @@ class GenerateEndpoint:
         self,
         endpoint: Endpoint,
         *,
-        pipeline: Pipeline,
+        pipeline: Pipeline | PassThrough,
         auth: ClientAuth,
         metrics: RouterMetrics,
         active: ActiveRequests,
@@ -92,8 +94,7 @@ class GenerateEndpoint:
             ctx.raw = await self._read_body(headers, receive)
             await run_while_connected(self._pipeline.run(ctx, reply), receive)
         except WorkerRefused as refusal:
-            answer = refusal.answer
-            await reply.whole(answer.status, answer.headers, answer.body)
+            await reply.refuse(refusal.answer)
         except ServingError as error:
             logger.info("request %s failed in %s: %s", ctx.request_id, error.stage or ctx.stage.value, error.message)
             await reply.fail(error)
@@ -148,7 +149,7 @@ def _line(ctx: RequestContext, end_s: float) -> str:
 
 
 def read_headers(scope: Scope) -> dict[str, str]:
-    """The headers that a generating endpoint reads; of one that is sent twice, the first counts."""
+    """The headers that these endpoints read; of one that is sent twice, the first counts."""
     found: dict[str, str] = {}
     for name, value in scope["headers"]:
         if name in _READ_HEADERS:

@@ -1,4 +1,4 @@
-"""Probes static workers, which send no heartbeats: can they serve, and under which model name."""
+"""Probes static workers, which send no heartbeats: can they serve, and under which model names."""
 
 import asyncio
 import logging
@@ -69,22 +69,23 @@ class HealthProber:
         was_usable = worker.is_usable
         dialect = None
         try:
-            card = await self._ask(worker)
-            if card is not None and not was_usable:
+            cards = await self._ask(worker)
+            if cards and not was_usable:
                 dialect = await self._find_dialect(worker)
         except WorkerTimeout:
             self._num_silent[worker.worker_id] = self._num_silent.get(worker.worker_id, 0) + 1
             if self._num_silent[worker.worker_id] < NUM_SILENT_PROBES:
                 return
-            card = None
+            cards = []
         except (WorkerUnreachable, WorkerBroken):
-            card = None
+            cards = []
         else:
             self._num_silent[worker.worker_id] = 0
         self._registry.observe_static(
             worker,
-            model=None if card is None else card.id,
-            max_model_len=None if card is None else card.max_model_len,
+            model=cards[0].id if cards else None,
+            max_model_len=cards[0].max_model_len if cards else None,
+            other_models=tuple(dict.fromkeys(card.id for card in cards[1:] if card.id != cards[0].id)),
             dialect=worker.dialect if dialect is None else dialect,
         )
         if worker.is_usable != was_usable:
@@ -95,13 +96,14 @@ class HealthProber:
         answer = await self._client.get(worker.url + STATUS_PATH, self._headers, timeout_s=self._timeout_s)
         return NIXL if answer.status == 404 else TANDEM
 
-    async def _ask(self, worker: Worker) -> _ModelCard | None:
+    async def _ask(self, worker: Worker) -> list[_ModelCard]:
+        """The models that it serves, its base model's name first; none where it can't serve. Raises: as ``get``."""
         try:
             health = await self._client.get(worker.url + "/health", self._headers, timeout_s=self._timeout_s)
             if health.status != 200:
-                return None
+                return []
             models = await self._client.get(worker.url + "/v1/models", self._headers, timeout_s=self._timeout_s)
-            return _ModelList.model_validate_json(models.body).data[0] if models.status == 200 else None
+            return _ModelList.model_validate_json(models.body).data if models.status == 200 else []
         except ValidationError:
             logger.warning("worker %s answers /v1/models with something else", worker.worker_id)
-            return None
+            return []

@@ -3,9 +3,11 @@
 2xx                 go on
 4xx that says so    the handoff is at fault (``wire.refusal``), not the client's request: HandoffRefused
 401, 403, 3xx       the deployment's fault, not the client's: WorkerFailed
-other 4xx           the client's own error, passed on as it is: WorkerRefused
+other 4xx           the client's own error, passed on: WorkerRefused
 503                 the worker takes nothing now: WorkerUnavailable
 other 5xx           WorkerFailed
+
+A stream that begins with an error is judged by the status which that error names.
 """
 
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +17,8 @@ from pydantic import SecretStr
 from router.body import extract_handoff
 from router.config import RouterConfig
 from router.context import RequestContext, Stage
-from router.relay import read_whole
+from router.first_event import read_first
+from router.relay import is_event_stream, read_whole
 from router.worker_client import HeaderLines, WorkerAnswer, WorkerClient, WorkerStream, header_lines
 from router.workers import Worker
 from wire.errors import UpstreamError
@@ -62,10 +65,11 @@ class Legs:
             WorkerRefused, HandoffRefused, WorkerFailed, WorkerUnreachable, WorkerBroken, WorkerTimeout.
             HandoffMissing, UpstreamError: the answer holds no handoff, or not the one asked for.
         """
-        num_readers = ctx.checked_plan().num_choices
+        num_readers, rules = ctx.checked_plan().num_choices, ctx.endpoint.prefill
+        assert rules is not None
         answer = await self._client.post(
             worker.url + ctx.endpoint.url_path,
-            ctx.checked_body().prefill_body(worker.dialect.ask(handoff_id, num_readers)),
+            ctx.checked_body().prefill_body(worker.dialect.ask(handoff_id, num_readers), rules),
             self._headers_of(ctx),
             timeout_s=self._prefill_timeout_s,
         )
@@ -94,10 +98,19 @@ class Legs:
         return HeaderLines(f"{self._headers}x-request-id: {ctx.request_id}\r\n")
 
 
-async def check_decode(stream: WorkerStream, worker: Worker) -> None:
-    """Raises: as ``Legs.prefill``, if decode's answer is not a good one."""
+async def check_decode(stream: WorkerStream, worker: Worker) -> bytes | None:
+    """The first bytes of a stream, which were read to see that it is a good answer; None: it is no stream.
+
+    Raises: as ``Legs.prefill``, if decode's answer is not a good one.
+    """
     if not 200 <= stream.status < 300:
         raise _judge(WorkerAnswer(stream.status, stream.headers, await read_whole(stream)), worker, Stage.DECODE)
+    if not is_event_stream(stream):
+        return None
+    first = await read_first(stream)
+    if isinstance(first, WorkerAnswer):
+        raise _judge(first, worker, Stage.DECODE)
+    return first
 
 
 def worker_headers(cluster_token: SecretStr | None) -> dict[str, str]:
@@ -115,4 +128,4 @@ def _judge(answer: WorkerAnswer, worker: Worker, stage: Stage) -> WorkerRefused 
     if 400 <= answer.status < 500 and answer.status not in (401, 403):
         return WorkerRefused(answer)
     kind = WorkerUnavailable if answer.status == 503 else WorkerFailed
-    return kind(f"The {stage} worker {worker.worker_id} answered with {answer.status}.", stage=stage)
+    return kind(f"The {worker.role.value} worker {worker.worker_id} answered with {answer.status}.", stage=stage)

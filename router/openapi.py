@@ -1,92 +1,105 @@
-"""OpenAPI for the generating endpoints, which are raw ASGI and so unknown to FastAPI's own generator."""
+"""Makes the OpenAPI page true: adds what is raw ASGI, so unknown to FastAPI's generator, and corrects its guesses."""
 
 from typing import Any
 
 from router.context import Endpoint
+from router.error_shapes import ANTHROPIC_ERRORS
+from router.openapi_answers import ANSWERS, ANTHROPIC_ERROR, ERROR, MODEL_CARD, MODEL_LIST, READY
+from router.openapi_requests import request_body
 
-ERROR_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": ["integer", "string", "null"]},
-            },
-        }
-    },
-}
-
-# The fields that the router itself checks; workers take vLLM's others too.
-_SHARED_FIELDS: dict[str, Any] = {
-    "model": {"type": ["string", "null"], "minLength": 1},
-    "max_tokens": {"type": ["integer", "null"]},
-    "min_tokens": {"type": "integer", "minimum": 0},
-    "n": {"type": ["integer", "null"], "minimum": 1, "maximum": 128},
-    "stream": {"type": ["boolean", "null"]},
-    "stream_options": {"type": ["object", "null"]},
-    "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 2},
-    "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
-    "stop": {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]},
-}
-_CHAT_FIELDS: dict[str, Any] = {
-    "messages": {"type": "array", "minItems": 1, "items": {"type": "object"}},
-    "max_completion_tokens": {"type": ["integer", "null"], "minimum": 1},
-    "logprobs": {"type": ["boolean", "null"]},
-    "top_logprobs": {"type": ["integer", "null"], "minimum": -1},
-    "tools": {"type": ["array", "null"], "items": {"type": "object"}},
-    "tool_choice": {},
-}
-_TOKEN_IDS: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
-_TEXT: dict[str, Any] = {"type": "string", "minLength": 1}
-_COMPLETIONS_FIELDS: dict[str, Any] = {
-    "prompt": {"anyOf": [_TEXT, _TOKEN_IDS, {"type": "array", "minItems": 1, "items": {"anyOf": [_TEXT, _TOKEN_IDS]}}]},
-    "logprobs": {"type": ["integer", "null"], "minimum": -1},
-    "echo": {"type": ["boolean", "null"]},
-}
 _ERRORS = {
-    "400": "The request can't be served as written.",
-    "401": "The API key is missing or wrong.",
-    "404": "No such model.",
+    "400": "The request can't be served as written; the message names the field.",
+    "401": "The key or token is missing or wrong.",
+    "404": "No such model, or worker.",
+    "409": "The worker pairs with no other.",
     "413": "The body is too long.",
+    "429": "The workers take no more now; `Retry-After` says when to come again, if a worker said so.",
     "502": "A worker failed.",
     "503": "No worker is ready.",
     "504": "A worker did not answer in time.",
 }
+_SUMMARIES = {
+    Endpoint.CHAT: "Answer a conversation",
+    Endpoint.COMPLETIONS: "Continue a prompt",
+    Endpoint.RESPONSES: "Answer in OpenAI's Responses API; nothing is stored",
+    Endpoint.MESSAGES: "Answer in Anthropic's Messages API",
+    Endpoint.COUNT_TOKENS: "How many tokens a conversation has",
+    Endpoint.EMBEDDINGS: "Embed text, where a worker serves an embedding model",
+    Endpoint.TOKENIZE: "The tokens of a prompt or a conversation",
+    Endpoint.DETOKENIZE: "The text of tokens",
+}
+_WORKER_ERRORS = ("400", "401", "404", "413", "429", "502", "503", "504")
+_HEARTBEAT = ("200", "400", "401", "409")
+# Route -> every status that it can have. FastAPI's guess, a 422 wherever something is read, is wrong here.
+_STATUSES = {
+    ("/health", "get"): ("200",),
+    ("/ready", "get"): ("200", "503"),
+    ("/metrics", "get"): ("200",),
+    ("/v1/models", "get"): ("200", "401"),
+    ("/v1/models/{model_id}", "get"): ("200", "401", "404"),
+    ("/v1/responses/{response_id}", "get"): ("400", "401"),
+    ("/v1/responses/{response_id}", "delete"): ("400", "401"),
+    ("/v1/responses/{response_id}/input_items", "get"): ("400", "401"),
+    ("/v1/responses/{response_id}/cancel", "post"): ("400", "401"),
+    ("/internal/workers", "post"): _HEARTBEAT,
+    ("/internal/workers", "get"): ("200", "401"),
+    ("/internal/workers/check", "post"): ("204", "400", "401", "409"),
+    ("/internal/workers/{worker_id}", "delete"): ("204", "401", "404"),
+}
 
 
-def generate_operation(endpoint: Endpoint) -> dict[str, Any]:
-    """The OpenAPI operation object of one generating endpoint."""
-    required, fields, summary = (
-        ("messages", _CHAT_FIELDS, "Answer a conversation")
-        if endpoint is Endpoint.CHAT
-        else ("prompt", _COMPLETIONS_FIELDS, "Continue a prompt")
-    )
-    schema = {
-        "type": "object",
-        "required": [required],
-        "properties": _SHARED_FIELDS | fields,
-        "additionalProperties": True,
-    }
-    answers: dict[str, Any] = {
-        "200": {
-            "description": "The answer; server-sent events when `stream` is true.",
-            "content": {
-                "application/json": {"schema": {"type": "object"}},
-                "text/event-stream": {"schema": {"type": "string"}},
-            },
-        }
-    }
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-    answers |= {status: {"description": text, "content": error} for status, text in _ERRORS.items()}
+def complete_page(page: dict[str, Any]) -> dict[str, Any]:
+    """``page`` as FastAPI made it, changed in place."""
+    schemas = page.setdefault("components", {}).setdefault("schemas", {})
+    schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for path, methods in page["paths"].items():
+        for method, operation in methods.items():
+            _correct(operation, (path, method))
+    page["paths"] |= {endpoint.url_path: {"post": _operation(endpoint)} for endpoint in Endpoint}
+    return page
+
+
+def _correct(operation: dict[str, Any], route: tuple[str, str]) -> None:
+    guessed = operation["responses"]
+    answers = {status: guessed.get(status) or _error(status, "Error") for status in _STATUSES[route]}
+    answers |= {status: _error(status, "Error") for status in answers if status in ("400", "401", "404", "409")}
+    operation["responses"] = answers | _own_answers().get(route, {})
+
+
+def _own_answers() -> dict[tuple[str, str], dict[str, Any]]:
+    text = {"text/plain": {"schema": {"type": "string"}}}
     return {
-        "tags": ["generate"],
-        "summary": summary,
-        "operationId": endpoint.value,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": answers,
+        ("/health", "get"): {"200": {"description": "The process is alive."}},
+        ("/ready", "get"): {
+            "200": _answer("There is a usable pair.", READY),
+            "503": _answer("There is none; says which roles are missing.", READY),
+        },
+        ("/metrics", "get"): {"200": {"description": "Prometheus exposition text.", "content": text}},
+        ("/v1/models", "get"): {"200": _answer("The models.", MODEL_LIST)},
+        ("/v1/models/{model_id}", "get"): {"200": _answer("The model.", MODEL_CARD)},
     }
+
+
+def _operation(endpoint: Endpoint) -> dict[str, Any]:
+    good = _answer("The answer, as the worker wrote it.", ANSWERS[endpoint])
+    if endpoint.stream_ends:
+        good["description"] += " Server-sent events when `stream` is true."
+        good["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+    error = "AnthropicError" if endpoint.errors is ANTHROPIC_ERRORS else "Error"
+    return {
+        "tags": ["tokens" if endpoint.prefill is None else "generate"],
+        "summary": _SUMMARIES[endpoint],
+        "operationId": endpoint.value,
+        "requestBody": request_body(endpoint),
+        "responses": {"200": good} | {status: _error(status, error) for status in _WORKER_ERRORS},
+    }
+
+
+def _answer(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _error(status: str, schema: str) -> dict[str, Any]:
+    return _answer(_ERRORS[status], {"$ref": f"#/components/schemas/{schema}"})

@@ -7,20 +7,21 @@ import asyncio
 from asyncio import CancelledError
 from collections.abc import Callable
 
-from router.body import ClientBody, HandoffMissing
-from router.context import Endpoint, Plan, RequestContext, Route, Stage
+from router.body import HandoffMissing
+from router.context import RequestContext, Route, Stage
 from router.dialects import TANDEM
 from router.legs import HandoffRefused, Legs, WorkerFailed, WorkerRefused, WorkerUnavailable, check_decode
 from router.metrics import RouterMetrics
+from router.plans import read_body
 from router.registry import WorkerRegistry
 from router.relay import relay
 from router.release import Releaser, ReleaseReason, nixl_release, tandem_release
 from router.reply import Reply
 from router.select import Selector
-from router.validate import plan_request
+from router.served import check_model
 from router.worker_client import WorkerBroken, WorkerUnreachable
 from router.workers import Worker
-from wire.errors import BadRequest, NotFound, NoWorker, ServingError
+from wire.errors import NoWorker, ServingError
 from wire.worker import WorkerRole
 
 BIG_BODY_BYTES = 1 << 20
@@ -88,27 +89,12 @@ class Pipeline:
 
     async def _admit(self, ctx: RequestContext) -> None:
         if len(ctx.raw) < BIG_BODY_BYTES:
-            ctx.body, plan = _read(ctx.endpoint, ctx.raw)
+            ctx.body, plan = read_body(ctx.endpoint, ctx.raw)
         else:
             # Seconds of work for the largest bodies, which the other clients' streams must not wait for.
-            ctx.body, plan = await asyncio.to_thread(_read, ctx.endpoint, ctx.raw)
+            ctx.body, plan = await asyncio.to_thread(read_body, ctx.endpoint, ctx.raw)
         ctx.plan = plan
-        self._check_model(plan)
-
-    def _check_model(self, plan: Plan) -> None:
-        served = self._registry.pools().models
-        if not served:
-            return
-        if plan.model is not None and plan.model not in served:
-            raise NotFound(f"The model `{plan.model[:128]}` does not exist.", param="model", code="model_not_found")
-        candidates = served.values() if plan.model is None else [served[plan.model]]
-        limits = [worker.max_model_len for worker in candidates]
-        if plan.max_tokens is not None and all(limit is not None and plan.max_tokens > limit for limit in limits):
-            # Decode would refuse it too, but only after the prompt was computed.
-            raise BadRequest(
-                f"max_tokens={plan.max_tokens} is more than the model's context of {limits[0]} tokens.",
-                param="max_tokens",
-            )
+        check_model(self._registry.pools().models, ctx.endpoint, plan)
 
     def _select(self, ctx: RequestContext) -> None:
         ctx.enter(Stage.SELECT, self._clock())
@@ -138,7 +124,7 @@ class Pipeline:
         if ctx.prefill is None:
             candidates = self._registry.pools().usable(WorkerRole.DECODE, ctx.checked_plan().model)
         else:
-            candidates = self._registry.pools().usable_decodes(ctx.prefill)
+            candidates = self._registry.pools().usable_decodes(ctx.prefill, ctx.checked_plan().model)
         worker = self._selectors[WorkerRole.DECODE].select(candidates, avoid=ctx.tried.get(Stage.DECODE, ()))
         if worker is None:
             raise _no_worker(WorkerRole.DECODE)
@@ -159,9 +145,9 @@ class Pipeline:
         worker.begin_leg(ctx.num_prompt_bytes)
         try:
             async with self._legs.decode(ctx, worker) as stream:
-                await check_decode(stream, worker)
+                first = await check_decode(stream, worker)
                 ctx.enter(Stage.RELAY, self._clock())
-                await relay(stream, reply)
+                await relay(stream, reply, first, ctx.endpoint.stream_ends)
         finally:
             worker.end_leg(ctx.num_prompt_bytes)
 
@@ -206,11 +192,6 @@ class Pipeline:
         tried.append(worker.worker_id)
         self._metrics.count_retry(leg.value)
         return True
-
-
-def _read(endpoint: Endpoint, raw: bytes) -> tuple[ClientBody, Plan]:
-    body = ClientBody.parse(raw)
-    return body, plan_request(endpoint, body.members.values())
 
 
 def _no_worker(role: WorkerRole) -> NoWorker:

@@ -19,16 +19,16 @@ class Pools:
         self._prefills: dict[str | None, list[Worker]] = defaultdict(list)
         self._decodes: dict[str | None, list[Worker]] = defaultdict(list)
         self._paired_prefills: dict[str | None, list[Worker]] = {}
-        self._paired_decodes: dict[str, list[Worker]] = {}
+        self._paired_decodes: dict[tuple[str, str | None], list[Worker]] = {}
         self.models: dict[str, Worker] = {}
         """Served model names, each with one usable worker that serves it."""
         for worker in self.workers:
             if worker.is_usable:
                 of_role = self._prefills if worker.role is WorkerRole.PREFILL else self._decodes
                 of_role[None].append(worker)
-                if worker.model is not None:
-                    of_role[worker.model].append(worker)
-                    self.models[worker.model] = worker
+                for model in worker.models:
+                    of_role[model].append(worker)
+                    self.models[model] = worker
 
     def usable(self, role: WorkerRole, model: str | None = None) -> Sequence[Worker]:
         """Workers of a role that may be given a request for ``model`` (None: whichever)."""
@@ -45,12 +45,14 @@ class Pools:
                 self._paired_prefills[model] = found
         return found
 
-    def usable_decodes(self, prefill: Worker) -> Sequence[Worker]:
-        """Usable decode workers that can take ``prefill``'s handoffs."""
-        found = self._paired_decodes.get(prefill.worker_id)
+    def usable_decodes(self, prefill: Worker, model: str | None = None) -> Sequence[Worker]:
+        """Usable decode workers for ``model`` that can take ``prefill``'s handoffs."""
+        key = (prefill.worker_id, model)
+        found = self._paired_decodes.get(key)
         if found is None:
-            decodes = self.usable(WorkerRole.DECODE)
-            found = self._paired_decodes[prefill.worker_id] = [w for w in decodes if w.may_read_from(prefill)]
+            found = [decode for decode in self.usable(WorkerRole.DECODE, model) if decode.may_read_from(prefill)]
+            if model is None or model in self.models:
+                self._paired_decodes[key] = found
         return found
 
     def missing_roles(self) -> list[WorkerRole]:

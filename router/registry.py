@@ -128,17 +128,24 @@ class WorkerRegistry:
         worker.is_suspect, self._pools = True, None
 
     def observe_static(
-        self, worker: Worker, *, model: str | None, max_model_len: int | None, dialect: Dialect = TANDEM
+        self,
+        worker: Worker,
+        *,
+        model: str | None,
+        max_model_len: int | None,
+        other_models: tuple[str, ...] = (),
+        dialect: Dialect = TANDEM,
     ) -> None:
         """A static worker's probe ended: ``model`` is its served name, or None where it can't serve now."""
         state = WorkerState.STARTING if model is None else WorkerState.READY
-        if worker.is_suspect or (worker.status.state, worker.model, worker.dialect) != (state, model, dialect):
+        known = (worker.status.state, worker.model, worker.other_models, worker.dialect)
+        if worker.is_suspect or known != (state, model, other_models, dialect):
             self._pools = None
         worker.status = WorkerStatus(state=state)
         worker.seen_s = self.clock()
         if model is not None:
-            worker.model, worker.max_model_len, worker.is_suspect = model, max_model_len, False
-            worker.dialect = dialect
+            worker.model, worker.other_models, worker.dialect = model, other_models, dialect
+            worker.max_model_len, worker.is_suspect = max_model_len, False
 
     def remove(self, worker_id: str) -> None:
         """Raises: NotFound: no such worker, or a static one, which configuration alone can take away."""

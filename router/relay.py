@@ -3,22 +3,27 @@
 from router.reply import Reply
 from router.worker_client import WorkerBroken, WorkerStream
 
-DONE_EVENT = b"data: [DONE]"
-# Enough of the end of a stream to hold DONE_EVENT and its blank line, whichever line ends are used.
-TAIL_BYTES = len(DONE_EVENT) + 4
 
+async def relay(stream: WorkerStream, reply: Reply, first: bytes | None, ends: tuple[bytes, ...]) -> None:
+    """Send the worker's answer on.
 
-async def relay(stream: WorkerStream, reply: Reply) -> None:
-    """Send the worker's answer on, as a stream if it is one.
+    Args:
+        first: what was read of it already where it is a stream; None: it is whole.
+        ends: how the last event of a whole stream may begin.
 
     Raises:
         WorkerBroken: the answer ended early or was empty. Nothing has been sent, or a stream of whole events.
         WorkerTimeout: the same, by silence.
     """
-    if stream.headers.get("content-type", "").startswith("text/event-stream"):
-        await _relay_events(stream, reply)
-    else:
+    if first is None:
         await _relay_whole(stream, reply)
+    else:
+        await _relay_events(stream, reply, first, ends)
+
+
+def is_event_stream(stream: WorkerStream) -> bool:
+    """Whether the answer's body is a series of server-sent events."""
+    return stream.headers.get("content-type", "").startswith("text/event-stream")
 
 
 async def _relay_whole(stream: WorkerStream, reply: Reply) -> None:
@@ -41,24 +46,29 @@ async def read_whole(stream: WorkerStream) -> bytes:
     return body if len(pieces) == 1 else b"".join(pieces)
 
 
-async def _relay_events(stream: WorkerStream, reply: Reply) -> None:
-    tail = pending = b""
-    while chunk := await stream.read():
+async def _relay_events(stream: WorkerStream, reply: Reply, first: bytes, ends: tuple[bytes, ...]) -> None:
+    pending, chunk = b"", first
+    while chunk:
         pending = pending + chunk if pending else chunk
         # Only whole events leave: should the worker die inside one, the error event must not land in its middle.
-        cut = _end_of_events(pending)
+        cut = end_of_events(pending)
         if cut:
             events, pending = (pending, b"") if cut == len(pending) else (pending[:cut], pending[cut:])
             await reply.piece(stream.status, stream.headers, events)
-            tail = events[-TAIL_BYTES:] if len(events) >= TAIL_BYTES else (tail + events)[-TAIL_BYTES:]
-    if pending or DONE_EVENT not in tail:
+        chunk = await stream.read()
+    if pending or not _last_event(reply.last_piece).startswith(ends):
         raise WorkerBroken("The worker's stream ended before it was done.")
     await reply.finish()
 
 
-def _end_of_events(data: bytes) -> int:
+def end_of_events(data: bytes) -> int:
     """Bytes up to and including the last blank line; 0 if there is none."""
     if data.endswith(b"\n\n"):
         return len(data)
     ends = [data.rfind(blank) + len(blank) for blank in (b"\n\n", b"\r\n\r\n") if blank in data]
     return max(ends, default=0)
+
+
+def _last_event(events: bytes) -> bytes:
+    """The last of whole events."""
+    return events[end_of_events(events.rstrip(b"\r\n")) :]

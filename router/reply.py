@@ -1,11 +1,11 @@
 """The answer to the client over ASGI: a whole body, or a stream that may have to end with an error event."""
 
-import json
 from collections.abc import Callable, Mapping
 
 from starlette.types import Send
 
 from router.context import RequestContext
+from router.worker_client import WorkerAnswer
 from wire.errors import ServingError
 
 # What a worker may say about its answer to the client. The rest (server, connection, cookies) stays inside.
@@ -18,6 +18,8 @@ class Reply:
 
     def __init__(self, ctx: RequestContext, send: Send, clock: Callable[[], float]) -> None:
         self._ctx, self._send, self._clock = ctx, send, clock
+        self.last_piece = b""
+        """The newest bytes of a stream."""
 
     async def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         """The complete response at once; headers are cut to the allow-list."""
@@ -28,19 +30,27 @@ class Reply:
         """The next bytes of a stream; the first call sends the head."""
         if not self._ctx.is_response_started:
             await self._start(status, headers, [])
+        self.last_piece = data
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self) -> None:
         """Ends a stream."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def refuse(self, answer: WorkerAnswer) -> None:
+        """A worker's refusal of the request, in the shape of the client's API."""
+        body = self._ctx.endpoint.errors.of_worker(answer)
+        headers = answer.headers if body is answer.body else {**answer.headers, "content-type": "application/json"}
+        await self.whole(answer.status, headers, body)
+
     async def fail(self, error: ServingError) -> None:
-        """The error as the whole response, or as the last event of a stream that has started (and no ``[DONE]``)."""
-        body = json.dumps(error.openai_body(), ensure_ascii=False).encode()
+        """The error as the whole response, or as the last event of a stream that has started."""
+        errors = self._ctx.endpoint.errors
         if self._ctx.is_response_started:
-            await self._send({"type": "http.response.body", "body": b"data: " + body + b"\n\n", "more_body": False})
+            event = errors.last_event(error, self.last_piece)
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
             return
-        await self.whole(error.status, {"content-type": "application/json"}, body)
+        await self.whole(error.status, {"content-type": "application/json"}, errors.whole(error))
 
     async def _start(self, status: int, headers: Mapping[str, str], extra: list[tuple[bytes, bytes]]) -> None:
         ctx = self._ctx

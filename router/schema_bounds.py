@@ -12,7 +12,7 @@ from typing import Any
 from wire.errors import BadRequest
 
 # The fields that hold schemas, patterns or grammars.
-SCHEMA_FIELDS = ("response_format", "structured_outputs", "tools")
+SCHEMA_FIELDS = ("response_format", "structured_outputs", "tools", "text", "output_config")
 REPETITION_KEYS = frozenset({"minItems", "maxItems", "minLength", "maxLength", "minProperties", "maxProperties"})
 # At this many repetitions the compilers take about 0.1 s and 100 MB (measured with llguidance 1.7 and xgrammar 0.2).
 MAX_REPETITIONS = 65_536

@@ -1,4 +1,4 @@
-"""What the router itself must check in a body, since the prefill leg no longer carries it. Meanings are vLLM's.
+"""What the router itself must check of chat and completions, as the prefill leg doesn't carry it. Meanings are vLLM's.
 
 Everything else (message contents, tools, templates, vocabulary) is left to vLLM, which sees it on the prefill leg.
 No message quotes a value: it may be part of a prompt.
@@ -10,20 +10,13 @@ from typing import Any
 from router.context import Endpoint, Plan, Route
 from router.field_checks import check_fields, is_int, is_token_ids
 from router.json_members import Member
+from router.media import check_text_only
 from router.schema_bounds import SCHEMA_FIELDS, check_schema_bounds
 from wire.errors import BadRequest
 
 COMPLETIONS_DEFAULT_MAX_TOKENS = 16
 # vLLM treats a lower temperature as greedy, where several choices would be the same.
 GREEDY_BELOW = 1e-5
-MEDIA_KEYS = frozenset(
-    {
-        *("image_url", "image_pil", "image_embeds", "input_image", "image"),
-        *("audio_url", "input_audio", "audio_embeds", "audio"),
-        *("video_url", "input_video", "video_embeds", "video"),
-        *("file", "input_file"),
-    }
-)
 
 # Without one of these a request has nothing that must be looked at together, and takes the usual route.
 RARE = frozenset(
@@ -145,20 +138,13 @@ def _check_messages(messages: Any) -> None:
         if not isinstance(message, dict):
             raise BadRequest(f"`messages[{index}]` must be an object.", param=f"messages[{index}]")
         content = message.get("content")
-        if isinstance(content, list) and any(_is_media(part) for part in content):
-            raise BadRequest("This model takes text only: no images, audio, video or files.", param="messages")
-
-
-def _is_media(part: Any) -> bool:
-    if not isinstance(part, dict):
-        return False
-    kind = part.get("type")
-    return (isinstance(kind, str) and kind in MEDIA_KEYS) or not MEDIA_KEYS.isdisjoint(part)
+        if isinstance(content, list):
+            check_text_only(content, "messages")
 
 
 def _check_prompt(fields: Fields) -> None:
     if fields.get("prompt_embeds") is not None:
-        raise BadRequest("This service takes prompts as text or token ids only.", param="prompt_embeds")
+        raise BadRequest("`prompt_embeds` is not supported: send text or token ids.", param="prompt_embeds")
     prompt = fields.get("prompt")
     prompts = prompt if isinstance(prompt, list) and not is_token_ids(prompt) else [prompt]
     if not prompts or not all(_is_prompt(one) for one in prompts):

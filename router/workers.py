@@ -21,6 +21,8 @@ class Worker:
     registration: WorkerRegistration | None = None
     """None: a static worker, which registers nothing."""
     max_model_len: int | None = None
+    other_models: tuple[str, ...] = ()
+    """Further names that a static worker lists: aliases, LoRA adapters. A registration holds the one name alone."""
     seen_s: float = 0.0
     is_suspect: bool = False
     """The router could not connect; cleared by the next heartbeat or good probe."""
@@ -36,6 +38,11 @@ class Worker:
     @property
     def is_static(self) -> bool:
         return self.registration is None
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model that requests to it may name."""
+        return () if self.model is None else (self.model, *self.other_models)
 
     @property
     def is_usable(self) -> bool:

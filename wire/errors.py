@@ -4,6 +4,7 @@
     |- BadRequest               400  the request can't be served as written; names the field in ``param``
     |- Unauthorized             401
     |- NotFound                 404  unknown model or route
+    |- MethodNotAllowed         405
     |- Conflict                 409  a worker that none of those it would meet can pair with
     |- PayloadTooLarge          413
     |- Overloaded               429
@@ -59,6 +60,10 @@ class Unauthorized(ServingError):
 
 class NotFound(ServingError):
     status, type = 404, "not_found_error"
+
+
+class MethodNotAllowed(ServingError):
+    status, type = 405, "invalid_request_error"
 
 
 class Conflict(ServingError):

@@ -10,7 +10,8 @@ import pytest
 
 from router.app import RouterParts, build_parts, create_app
 from router.config import RouterConfig
-from tests.integration.router.fake_workers import MODEL, FakeDecode, FakePrefill, FakeWorker
+from tests.integration.router.api_answers import MODEL
+from tests.integration.router.fake_workers import FakeDecode, FakePrefill, FakeWorker
 from tests.integration.router.serving import eventually, served, served_all
 from wire.worker import HeartbeatReply, WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
 

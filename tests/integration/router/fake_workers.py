@@ -9,13 +9,13 @@
     "break_midway"   (decode) close it after the first piece of the body
     "break_in_event" (decode) close it inside an event
     "hold_midway"    (decode) wait for ``gate`` after the first piece
-    "no_done"        (decode) end a stream without [DONE]
+    "no_done"        (decode) end a stream without its last event
     "empty"          200 with an empty body
     "hold"           wait for ``gate``, then go on
     "hang_midway"    (decode) fall silent after the first piece
     "no_handoff"     (prefill) answer without kv_transfer_params
     "break_granted"  (prefill) grant the lease, then close the connection without an answer
-    dict             (prefill) fields that replace those of the handoff
+    dict             (prefill) fields that replace those of the handoff; (decode) ``pieces`` of the stream
 """
 
 import asyncio
@@ -30,17 +30,18 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tests.integration.router.api_answers import DEFAULTS, LIMIT_FIELDS, MODEL, ONE_WORKER, Answer
 from wire.handoff import HandoffKeys, HandoffRequest, KVHandoff, ReleaseRequest, unsigned
 from wire.refusal import REFUSED_HEADER
 from wire.versions import WIRE_VERSION
 
-MODEL = "nano"
 KEYS = HandoffKeys("a key that the router has not")
 # A prefill leg with one of these would fail, stall or cost more on a real engine.
 FORBIDDEN_ON_PREFILL = frozenset(
     {
         *("stream_options", "max_completion_tokens", "min_tokens", "n", "best_of", "use_beam_search", "logprobs"),
         *("top_logprobs", "prompt_logprobs", "stop", "stop_token_ids", "ignore_eos", "echo", "return_token_ids"),
+        *("include", "store", "background", "enable_response_messages", "stop_sequences"),
     }
 )
 Fault = Any
@@ -58,13 +59,16 @@ class FakeWorker:
     headers: list[dict[str, str]] = field(default_factory=list)
     num_aborted: int = 0
     is_healthy: bool = True
+    models: list[str] = field(default_factory=lambda: [MODEL])
+    refusal_headers: dict[str, str] = field(default_factory=dict)
+    """Of every answer with a status that a fault demands."""
 
     @property
     def requests(self) -> list[dict[str, Any]]:
         return [json.loads(body) for body in self.bodies]
 
     def app(self) -> ASGIApp:
-        paths = ("/v1/chat/completions", "/v1/completions")
+        paths = ("/v1/chat/completions", "/v1/completions", *DEFAULTS, *ONE_WORKER)
         generating = [Route(path, _Generate(self), methods=["POST"]) for path in paths]
         app = Starlette(routes=[*generating, *self.routes()])
 
@@ -84,7 +88,8 @@ class FakeWorker:
         return Response(status_code=200 if self.is_healthy else 503)
 
     async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", "max_model_len": 8192}]})
+        cards = [{"id": model, "object": "model", "max_model_len": 8192} for model in self.models]
+        return JSONResponse({"object": "list", "data": cards})
 
     async def answer(self, request: Request, body: dict[str, Any], fault: Fault, send: Send) -> None:
         raise NotImplementedError
@@ -129,11 +134,13 @@ class _Generate:
             await break_connection(request)
         if isinstance(fault, int | tuple):
             status, reason = fault if isinstance(fault, tuple) else (fault, None)
-            headers = None if reason is None else {REFUSED_HEADER: reason}
+            headers = worker.refusal_headers | ({} if reason is None else {REFUSED_HEADER: reason})
             body = {"error": {"message": f"{worker.name} says {status}", "type": "x", "param": None, "code": status}}
             await JSONResponse(body, status_code=status, headers=headers)(request.scope, request.receive, send)
         elif fault == "empty":
             await Response(b"", media_type="application/json")(request.scope, request.receive, send)
+        elif request.url.path in ONE_WORKER:
+            await JSONResponse(ONE_WORKER[request.url.path])(request.scope, request.receive, send)
         else:
             await worker.answer(request, await request.json(), fault, send)
 
@@ -160,7 +167,7 @@ class FakePrefill(FakeWorker):
 
     async def answer(self, request: Request, body: dict[str, Any], fault: Fault, send: Send) -> None:
         dirty = FORBIDDEN_ON_PREFILL & body.keys()
-        if dirty or body["max_tokens"] != 1 or body["stream"] is not False:
+        if dirty or body[LIMIT_FIELDS.get(request.url.path, "max_tokens")] != 1 or body["stream"] is not False:
             error = {"message": f"not a clean prefill leg: {sorted(dirty)}", "type": "x", "param": None, "code": 400}
             await JSONResponse({"error": error}, status_code=400)(request.scope, request.receive, send)
             return
@@ -218,6 +225,8 @@ class FakeDecode(FakeWorker):
         ]
     )
     whole: bytes = b'{"id":"c", "choices":[{"message":{"content":"H\\u00e9llo"}}], "usage":{"b":1.0,"a":2}}'
+    answers: dict[str, Answer] = field(default_factory=lambda: dict(DEFAULTS))
+    """By path; those without one get ``pieces`` or ``whole``."""
     num_reads: int = 0
     num_started: int = 0
 
@@ -228,7 +237,10 @@ class FakeDecode(FakeWorker):
         content_type = b"text/event-stream; charset=utf-8" if is_stream else b"application/json"
         headers = [(b"content-type", content_type), (b"x-engine-secret", b"1"), (b"set-cookie", b"a=b")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        pieces = list(self.pieces) if is_stream else [self.whole[:10], self.whole[10:]]
+        answer = self.answers.get(request.url.path, Answer(self.whole, tuple(self.pieces)))
+        pieces = list(answer.pieces) if is_stream else [answer.whole[:10], answer.whole[10:]]
+        if isinstance(fault, dict):
+            pieces = fault["pieces"]
         if fault == "no_done":
             pieces.pop()
         for index, piece in enumerate(pieces):

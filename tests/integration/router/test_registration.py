@@ -6,8 +6,8 @@ import httpx
 import pytest
 
 from router.body import KV_TRANSFER_PARAMS
+from tests.integration.router.api_answers import MODEL
 from tests.integration.router.conftest import TEXT, Cluster, cluster_headers
-from tests.integration.router.fake_workers import MODEL
 from wire.worker import KVPeer, WorkerState
 
 SHORT = {"fingerprint": {"max_model_len": "4096"}}

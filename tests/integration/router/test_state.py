@@ -7,8 +7,9 @@ import pytest
 
 from router.app import build_parts, create_app
 from router.config import RouterConfig
+from tests.integration.router.api_answers import MODEL
 from tests.integration.router.conftest import CHAT, TEXT, Cluster, cluster_headers
-from tests.integration.router.fake_workers import MODEL, FakeDecode, FakePrefill
+from tests.integration.router.fake_workers import FakeDecode, FakePrefill
 from tests.integration.router.serving import eventually, served
 from wire.worker import WorkerState
 

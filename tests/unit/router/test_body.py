@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.body import KV_TRANSFER_PARAMS, PREFILL_DROPS, ClientBody, extract_handoff
+from router.body import KV_TRANSFER_PARAMS, ClientBody, PrefillRules, extract_handoff
+from router.prefill_rules import COMPLETIONS_PREFILL, MESSAGES_PREFILL, RESPONSES_PREFILL
 from router.worker_client import Piece
 from wire.errors import UpstreamError
 from wire.handoff import HandoffRequest, handoff_request_json
 
 ASK = handoff_request_json("0" * 32, 2)
+PREFILL_DROPS = COMPLETIONS_PREFILL.drops
 KEPT_KEYS = (
     *("model", "messages", "prompt", "tools", "tool_choice", "chat_template_kwargs"),
     *("reasoning_effort", "documents", "add_special_tokens", "truncate_prompt_tokens", "cache_salt", "priority"),
@@ -37,7 +39,7 @@ def joined(pieces: Sequence[Piece]) -> bytes:
 
 
 def prefill_body(raw: bytes) -> bytes:
-    return joined(ClientBody.parse(raw).prefill_body(ASK))
+    return joined(ClientBody.parse(raw).prefill_body(ASK, COMPLETIONS_PREFILL))
 
 
 @given(BODIES, INDENTS, AROUND, AROUND)
@@ -64,7 +66,7 @@ def test_the_decode_body_is_the_clients_bytes_and_one_more_member(
 @given(BODIES, INDENTS)
 def test_untouched_members_reach_prefill_as_they_were_spelled(body: dict[str, Any], indent: int | None) -> None:
     client = ClientBody.parse(json.dumps(body, indent=indent).encode())
-    sent = ClientBody.parse(joined(client.prefill_body(ASK)))
+    sent = ClientBody.parse(joined(client.prefill_body(ASK, COMPLETIONS_PREFILL)))
     for key, member in client.members.items():
         if key not in PREFILL_DROPS:
             there = sent.members[key]
@@ -75,7 +77,7 @@ def test_nested_json_keeps_key_order_number_spelling_and_escapes() -> None:
     tools = '[ {"z":1.0,"a":1e2,"m":-0.0,"big":123456789012345678901234567890,"esc":"\\u00e9\\/","dup":1,"dup":2} ]'
     raw = f'{{"tools" :{tools}, "prompt":"hi", "max_tokens":5}}'.encode()
     client = ClientBody.parse(raw)
-    assert tools.encode() in joined(client.prefill_body(ASK))
+    assert tools.encode() in joined(client.prefill_body(ASK, COMPLETIONS_PREFILL))
     assert tools.encode() in joined(client.decode_body("{}"))
 
 
@@ -95,8 +97,28 @@ def test_a_dropped_key_is_dropped_however_it_is_spelled() -> None:
 )
 def test_a_field_that_could_hurt_the_one_token_leg_is_not_sent_to_prefill(field: str) -> None:
     client = ClientBody.parse(json.dumps({"prompt": "hi", field: 1}).encode())
-    assert field not in json.loads(joined(client.prefill_body(ASK)))
+    assert field not in json.loads(joined(client.prefill_body(ASK, COMPLETIONS_PREFILL)))
     assert json.loads(joined(client.decode_body("{}")))[field] == 1
+
+
+@pytest.mark.parametrize(
+    ("rules", "limit_field", "dropped", "kept"),
+    [
+        (
+            RESPONSES_PREFILL,
+            "max_output_tokens",
+            ["include", "top_logprobs", "store", "stop", "enable_response_messages"],
+            ["input", "instructions", "text", "structured_outputs", "reasoning", "tools", "truncation", "cache_salt"],
+        ),
+        (MESSAGES_PREFILL, "max_tokens", ["stop_sequences"], ["system", "thinking", "output_config", "tools", "top_k"]),
+    ],
+)
+def test_each_api_has_its_own_one_token_leg(
+    rules: PrefillRules, limit_field: str, dropped: list[str], kept: list[str]
+) -> None:
+    fields = {name: 7 for name in [limit_field, "stream", *dropped, *kept]}
+    sent = json.loads(joined(ClientBody.parse(json.dumps(fields).encode()).prefill_body(ASK, rules)))
+    assert sent == {name: 7 for name in kept} | {limit_field: 1, "stream": False, KV_TRANSFER_PARAMS: json.loads(ASK)}
 
 
 @pytest.mark.parametrize("field", KEPT_KEYS)

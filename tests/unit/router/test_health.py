@@ -127,3 +127,16 @@ async def test_a_good_probe_clears_a_suspicion(prober: HealthProber, worker: Wor
     worker.is_suspect = True
     await prober.probe(worker)
     assert worker.is_usable
+
+
+async def test_every_name_that_a_worker_lists_is_served_the_first_is_its_own(
+    prober: HealthProber, client: ScriptedClient, registry: WorkerRegistry, worker: Worker
+) -> None:
+    cards = b'[{"id":"nano","max_model_len":8192},{"id":"lora"},{"id":"nano"},{"id":"alias","max_model_len":8192}]'
+    client.script["/v1/models"] = WorkerAnswer(200, {}, b'{"data":' + cards + b"}")
+    await prober.probe(worker)
+    assert (worker.model, worker.models, worker.max_model_len) == ("nano", ("nano", "lora", "alias"), 8192)
+    assert list(registry.pools().models) == ["nano", "lora", "alias"]
+    client.be_good()
+    await prober.probe(worker)
+    assert list(registry.pools().models) == ["nano"]

@@ -1,0 +1,89 @@
+"""Requests that one worker answers, without a handoff: embeddings, tokens of a text and back, how many there are.
+
+A prefill worker where one serves the model: decode's process is busy with other clients' streams.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from router.context import RequestContext, Stage
+from router.legs import Legs, WorkerUnavailable, check_decode
+from router.metrics import RouterMetrics
+from router.plans import read_body
+from router.registry import WorkerRegistry
+from router.relay import relay
+from router.reply import Reply
+from router.select import Selector
+from router.served import check_model
+from router.worker_client import WorkerBroken, WorkerUnreachable
+from router.workers import Worker
+from wire.errors import NoWorker, ServingError
+from wire.worker import WorkerRole
+
+RETRIES = 1
+# Nothing is generated and nothing is kept, so that asking twice is harmless.
+RETRIES_ON = (WorkerUnreachable, WorkerBroken, WorkerUnavailable)
+
+
+class PassThrough:
+    """Answers requests with what one worker says.
+
+    Args:
+        selector: for workers of both roles.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        registry: WorkerRegistry,
+        selector: Selector,
+        legs: Legs,
+        metrics: RouterMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        self._registry, self._selector, self._legs = registry, selector, legs
+        self._metrics, self._clock = metrics, clock
+
+    async def run(self, ctx: RequestContext, reply: Reply) -> None:
+        """Answer the request whole. Raises: as ``Pipeline.run``."""
+        # Seldom and of any size: never worth holding up the other clients' streams.
+        ctx.body, plan = await asyncio.to_thread(read_body, ctx.endpoint, ctx.raw)
+        ctx.plan = plan
+        check_model(self._registry.pools().models, ctx.endpoint, plan)
+        self._metrics.count_path(plan.route, plan.reason)
+        tried = ctx.tried.setdefault(Stage.DECODE, [])
+        while True:
+            ctx.enter(Stage.SELECT, self._clock())
+            worker = ctx.decode = self._pick(plan.model, tried)
+            try:
+                await self._ask(ctx, worker, reply)
+            except ServingError as error:
+                error.request_id = ctx.request_id
+                if isinstance(error, WorkerUnreachable):
+                    self._registry.suspect(worker)
+                if ctx.is_response_started or not isinstance(error, RETRIES_ON) or len(tried) >= RETRIES:
+                    raise
+                tried.append(worker.worker_id)
+            else:
+                ctx.enter(Stage.DONE, self._clock())
+                return
+
+    def _pick(self, model: str | None, tried: list[str]) -> Worker:
+        pools = self._registry.pools()
+        candidates = pools.usable(WorkerRole.PREFILL, model) or pools.usable(WorkerRole.DECODE, model)
+        worker = self._selector.select(candidates, avoid=tried)
+        if worker is None:
+            raise NoWorker("No worker is ready.", code="no_worker", stage=Stage.SELECT.value)
+        return worker
+
+    async def _ask(self, ctx: RequestContext, worker: Worker, reply: Reply) -> None:
+        ctx.enter(Stage.DECODE, self._clock())
+        worker.begin_leg(ctx.num_prompt_bytes)
+        try:
+            async with self._legs.decode(ctx, worker) as stream:
+                first = await check_decode(stream, worker)
+                ctx.enter(Stage.RELAY, self._clock())
+                await relay(stream, reply, first, ctx.endpoint.stream_ends)
+        finally:
+            worker.end_leg(ctx.num_prompt_bytes)
