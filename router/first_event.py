@@ -5,10 +5,9 @@ first event. As long as nothing was sent on, the client can still have a proper 
 """
 
 from router.error_shapes import status_in
-from router.relay import end_of_events
+from router.relay import ERROR_STARTS, end_of_events
 from router.worker_client import WorkerAnswer, WorkerStream
 
-ERROR_STARTS = (b'data: {"error":', b"event: error")
 _LONGEST_START = max(map(len, ERROR_STARTS))
 
 

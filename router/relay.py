@@ -3,6 +3,8 @@
 from router.reply import Reply
 from router.worker_client import WorkerBroken, WorkerStream
 
+ERROR_STARTS = (b'data: {"error":', b"event: error")
+
 
 async def relay(stream: WorkerStream, reply: Reply, first: bytes | None, ends: tuple[bytes, ...]) -> None:
     """Send the worker's answer on.
@@ -54,11 +56,22 @@ async def _relay_events(stream: WorkerStream, reply: Reply, first: bytes, ends: 
         cut = end_of_events(pending)
         if cut:
             events, pending = (pending, b"") if cut == len(pending) else (pending[:cut], pending[cut:])
+            if b"error" in events and (at := _find_error(events)) >= 0:
+                if at:
+                    await reply.piece(stream.status, stream.headers, events[:at])
+                # vLLM goes on to say that the stream is done, in the words of one that went well.
+                raise WorkerBroken("The worker failed in the middle of its answer.")
             await reply.piece(stream.status, stream.headers, events)
         chunk = await stream.read()
     if pending or not _last_event(reply.last_piece).startswith(ends):
         raise WorkerBroken("The worker's stream ended before it was done.")
     await reply.finish()
+
+
+def _find_error(events: bytes) -> int:
+    """Where an event begins that tells of an engine's failure; -1 if none does. Text in an event has no line ends."""
+    found = [0 if events.startswith(start) else events.find(b"\n" + start) + 1 or -1 for start in ERROR_STARTS]
+    return min((at for at in found if at >= 0), default=-1)
 
 
 def end_of_events(data: bytes) -> int:

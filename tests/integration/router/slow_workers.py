@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from tests.integration.router.fake_workers import MODEL
+from tests.integration.router.api_answers import MODEL
 from wire.handoff import unsigned
 from wire.versions import WIRE_VERSION
 

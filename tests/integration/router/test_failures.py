@@ -196,6 +196,37 @@ async def test_a_stream_that_dies_ends_with_an_error_event_and_no_done(cluster: 
     assert await cluster.metric("tandem_router_e2e_seconds_count") == 0
 
 
+DEAD_ENGINE = b'data: {"error": {"message": "EngineCore: secret", "code": 500}}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize("cut", ["one piece", "with the text", "each event"])
+async def test_an_engine_that_dies_says_so_once_and_is_not_done(cluster: Cluster, cut: str) -> None:
+    """vLLM tells of its engine's end in an event of its own, and then that the stream is done."""
+    text = cluster.decode.pieces[0]
+    pieces = {
+        "one piece": [text, DEAD_ENGINE + DONE],
+        "with the text": [text + DEAD_ENGINE + DONE],
+        "each event": [text, DEAD_ENGINE, DONE],
+    }
+    cluster.decode.faults.append({"pieces": pieces[cut]})
+    answer = await cluster.http.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    events = answer.content.split(b"\n\n")
+    assert events[0] + b"\n\n" == text
+    assert json.loads(events[1].removeprefix(b"data: "))["error"]["type"] == "upstream_error"
+    assert events[2:] == [b""]
+    assert b"secret" not in answer.content
+    await eventually(lambda: cluster.released == cluster.granted)
+    assert await cluster.metric("tandem_router_stream_failures_total") == 1
+
+
+async def test_a_text_that_looks_like_an_error_is_text(cluster: Cluster) -> None:
+    pieces = [b'data: {"choices":[{"text":"data: {\\"error\\": 1}\\n\\nevent: error"}]}\n\n', DONE]
+    cluster.decode.faults.append({"pieces": pieces})
+    answer = await cluster.http.post("/v1/chat/completions", json=CHAT | {"stream": True})
+    assert answer.content == b"".join(pieces)
+
+
 # --- releases ---
 
 

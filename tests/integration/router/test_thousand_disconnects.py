@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from router.app import RouterParts, build_parts, create_app
 from router.config import RouterConfig
-from tests.integration.router.fake_workers import MODEL
+from tests.integration.router.api_answers import MODEL
 from tests.integration.router.serving import eventually, served
 from tests.integration.router.slow_workers import SlowWorkers
 
