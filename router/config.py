@@ -1,7 +1,8 @@
 """The router's typed configuration and where it comes from.
 
 A field is taken from the first of: command line, environment (``TANDEM_ROUTER_<FIELD>``), file, default.
-An unknown key or a wrong value stops the start with the key's name; values are never printed, as some are secrets.
+An unknown key, a wrong value or a senseless combination stops the start with the key's name; values are never printed,
+as some are secrets.
 """
 
 from collections.abc import Mapping
@@ -11,8 +12,19 @@ from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
+from router.api_keys import name_keys
 from wire.worker_config import CLUSTER_TOKEN_ENV
 
 ENV_PREFIX = "TANDEM_ROUTER_"
@@ -31,40 +43,110 @@ def _split_commas(value: Any) -> Any:
 
 def _check_worker_url(url: str) -> str:
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("must be http://host:port or https://host:port")
     if parts.query or parts.fragment or parts.username:
         raise ValueError("must be a bare base URL, without credentials, query or fragment")
     return url.rstrip("/")
 
 
+def _origin(url: str) -> tuple[str, str | None, int | None, str]:
+    """The same for two spellings of one base URL."""
+    parts = urlsplit(url)
+    port = parts.port if parts.port is not None else {"http": 80, "https": 443}[parts.scheme]
+    return parts.scheme, parts.hostname, port, parts.path
+
+
+def _check_keys(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    name_keys(key.get_secret_value() for key in keys)
+    return keys
+
+
 WorkerUrl = Annotated[str, AfterValidator(_check_worker_url)]
 WorkerUrls = Annotated[tuple[WorkerUrl, ...], BeforeValidator(_split_commas)]
-Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split_commas)]
+Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split_commas), AfterValidator(_check_keys)]
 PolicyName = Literal["round_robin", "least_loaded"]
 
 
 class RouterConfig(BaseModel):
-    """Everything that one router process needs to start."""
+    """Everything that one router process needs to start.
+
+    A field that makes sense only beside another one comes after it: its validator looks at what is there already.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
-    port: int = Field(default=8000, ge=1, le=65535)
+    port: int = Field(default=8000, ge=1, le=65535, description="port of the API")
+    metrics_port: int | None = Field(
+        default=None, ge=1, le=65535, description="port of /metrics and of the control routes; none: that of the API"
+    )
     prefill: WorkerUrls = Field(default=(), description="static prefill workers' base URLs")
     decode: WorkerUrls = Field(default=(), description="static decode workers' base URLs")
     policy: PolicyName = Field(default="least_loaded", description="how a worker is picked among the usable ones")
     heartbeat_ttl_s: float = Field(default=15.0, gt=0, le=3600, description="a worker silent for longer is forgotten")
     health_interval_s: float = Field(default=2.0, gt=0, le=3600, description="between probes of a static worker")
-    connect_timeout_s: float = Field(default=2.0, gt=0, le=600)
+    connect_timeout_s: float = Field(default=2.0, gt=0, le=600, description="to connect to a worker, TLS included")
     prefill_timeout_s: float = Field(default=600.0, gt=0, le=86400, description="whole prefill leg")
     decode_idle_timeout_s: float = Field(default=600.0, gt=0, le=86400, description="between two pieces from decode")
     release_timeout_s: float = Field(default=5.0, gt=0, le=600, description="one attempt to release a handoff")
     max_body_bytes: int = Field(default=64 << 20, ge=1, description="longer request bodies are refused with 413")
-    shutdown_timeout_s: float = Field(default=30.0, ge=0, le=3600, description="SIGTERM: seconds to finish streams")
+    client_header_timeout_s: float = Field(
+        default=30.0, gt=0, le=3600, description="a client that has not sent its request's head by then is cut"
+    )
+    client_body_timeout_s: float = Field(
+        default=300.0, gt=0, le=86400, description="a client that has not sent its whole body by then is cut"
+    )
+    client_keep_alive_s: float = Field(
+        default=75.0, gt=0, le=86400, description="an unused connection of a client is closed after this"
+    )
+    shutdown_timeout_s: float = Field(default=30.0, ge=0, le=3600, description="SIGTERM: time to finish streams")
+    tls_cert_file: Path | None = Field(default=None, description="PEM certificate chain: serve https on both ports")
+    tls_key_file: Path | None = Field(default=None, validate_default=True, description="PEM key of that certificate")
+    worker_ca_file: Path | None = Field(
+        default=None, description="PEM certificates that https workers are trusted by; none: the system's"
+    )
     cluster_token: SecretStr | None = Field(default=None, min_length=1, description="shared with the workers")
-    api_keys: Secrets = Field(default=(), description="client keys; none: clients need no key")
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    api_keys: Secrets = Field(default=(), description="client keys, KEY or NAME:KEY; none: clients need no key")
+    api_keys_file: Path | None = Field(default=None, description="more client keys, one a line; read again on SIGHUP")
+    max_in_flight_per_key: int | None = Field(
+        default=None, ge=1, description="more requests at once of one key's name are answered with 429; none: no limit"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+
+    @field_validator("metrics_port")
+    @classmethod
+    def _is_another_port(cls, metrics_port: int | None, info: ValidationInfo) -> int | None:
+        if metrics_port is not None and metrics_port == info.data.get("port"):
+            raise ValueError("is the same as port; leave it out to serve all on one port")
+        return metrics_port
+
+    @field_validator("prefill", "decode")
+    @classmethod
+    def _is_a_worker_once(cls, urls: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        seen = [_origin(url) for url in urls]
+        if len(set(seen)) < len(seen):
+            raise ValueError("names a worker twice")
+        if not set(seen).isdisjoint(_origin(url) for url in info.data.get("prefill", ())):
+            raise ValueError("names a worker that prefill names too; one worker has one role")
+        return urls
+
+    @field_validator("tls_key_file")
+    @classmethod
+    def _has_certificate(cls, key_file: Path | None, info: ValidationInfo) -> Path | None:
+        if key_file is None and info.data.get("tls_cert_file") is not None:
+            raise ValueError("is needed with tls_cert_file")
+        if key_file is not None and info.data.get("tls_cert_file") is None:
+            raise ValueError("makes no sense without tls_cert_file")
+        return key_file
+
+    @field_validator("max_in_flight_per_key")
+    @classmethod
+    def _has_keys(cls, limit: int | None, info: ValidationInfo) -> int | None:
+        has_keys = bool(info.data.get("api_keys", True)) or info.data.get("api_keys_file", True) is not None
+        if limit is not None and not has_keys:
+            raise ValueError("makes no sense without api_keys or api_keys_file")
+        return limit
 
     @property
     def is_loopback(self) -> bool:
@@ -135,6 +217,7 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def _describe(error: ValidationError, prefixes: Mapping[Any, str]) -> str:
     return "; ".join(
-        f"{prefixes.get(fault['loc'][0], '')}{'.'.join(str(part) for part in fault['loc'])}: {fault['msg']}"
+        f"{prefixes.get(fault['loc'][0], '')}{'.'.join(str(part) for part in fault['loc'])}: "
+        f"{fault['msg'].removeprefix('Value error, ')}"
         for fault in error.errors(include_input=False)
     )

@@ -96,7 +96,7 @@ class Plan(NamedTuple):
 class RequestContext:
     """State of one request, owned by its one task.
 
-    Filled by the endpoint: ``request_id``, ``endpoint``, ``start_s``, ``raw``.
+    Filled by the endpoint: ``request_id``, ``endpoint``, ``start_s``, ``raw``, ``key_name``.
     Filled by admit: ``body``, ``plan``.
     Filled by select: ``prefill``, and ``decode`` on the decode-only route.
     Filled by prefill: ``handoff_id`` (new each attempt), ``handoff_json``, ``num_blocks``.
@@ -110,6 +110,8 @@ class RequestContext:
     start_s: float
     """Monotonic, like every time here."""
     raw: bytes = b""
+    key_name: str | None = None
+    """Of the client's API key; None: none are configured, or the client has none."""
 
     body: ClientBody | None = None
     plan: Plan | None = None

@@ -10,6 +10,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from router.context import RequestContext, Route, Stage
+from router.key_usage import KeyUsage
 from router.workers import Worker
 from wire.refusal import Refusal
 from wire.worker import WorkerRole, WorkerState
@@ -29,14 +30,18 @@ class RouterMetrics:
     """One router's metrics in a registry of their own.
 
     Args:
-        workers: the workers known now; read at each scrape, as is
-        num_in_flight: of requests.
+        workers: the workers known now; read at each scrape, as are
+        num_in_flight: of requests,
+        usage: of the API keys.
     """
 
-    def __init__(self, workers: Callable[[], Sequence[Worker]], num_in_flight: Callable[[], int]) -> None:
+    def __init__(
+        self, workers: Callable[[], Sequence[Worker]], num_in_flight: Callable[[], int], usage: KeyUsage
+    ) -> None:
         self._registry = registry = CollectorRegistry()
         self._children: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         registry.register(_WorkerCollector(workers))
+        registry.register(_KeyCollector(usage))
         ProcessCollector(registry=registry)
         self._requests = Counter(
             "tandem_router_requests", "Requests answered.", ["endpoint", "code", "path"], registry=registry
@@ -153,6 +158,29 @@ class _Histogram(Collector):
         bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
         buckets = list(zip(bounds, accumulate(self._counts), strict=True))
         yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
+
+
+class _KeyCollector(Collector):
+    """Requests by the name of their API key; nothing where no keys are configured."""
+
+    def __init__(self, usage: KeyUsage) -> None:
+        self._usage = usage
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        requests = CounterMetricFamily(
+            "tandem_router_key_requests", "Requests answered, by API key.", labels=["key", "code"]
+        )
+        for name, status, number in self._usage.requests():
+            requests.add_metric([name, str(status)], number)
+        in_flight = GaugeMetricFamily(
+            "tandem_router_key_requests_in_flight", "Requests not yet answered, by API key.", labels=["key"]
+        )
+        for name, number in self._usage.in_flight():
+            in_flight.add_metric([name], number)
+        return requests, in_flight
 
 
 class _WorkerCollector(Collector):

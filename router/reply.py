@@ -50,7 +50,10 @@ class Reply:
             event = errors.last_event(error, self.last_piece)
             await self._send({"type": "http.response.body", "body": event, "more_body": False})
             return
-        await self.whole(error.status, {"content-type": "application/json"}, errors.whole(error))
+        headers = {"content-type": "application/json"}
+        if error.retry_after_s is not None:
+            headers["retry-after"] = str(error.retry_after_s)
+        await self.whole(error.status, headers, errors.whole(error))
 
     async def _start(self, status: int, headers: Mapping[str, str], extra: list[tuple[bytes, bytes]]) -> None:
         ctx = self._ctx

@@ -5,8 +5,10 @@
     |- Unauthorized             401
     |- NotFound                 404  unknown model or route
     |- MethodNotAllowed         405
+    |- RequestTimeout           408  the client was too slow with its request
     |- Conflict                 409  a worker that none of those it would meet can pair with
     |- PayloadTooLarge          413
+    |- HeadTooLarge             431  request line and headers
     |- Overloaded               429
     |- NoWorker                 503  no usable worker of a role
     |- UpstreamError            502  a worker failed or answered nonsense
@@ -25,18 +27,26 @@ from typing import Any, ClassVar
 class ServingError(Exception):
     """Base of every error that tandem raises on a request's path.
 
-    ``request_id`` and ``stage`` (admit, select, prefill, transfer, decode, relay) say where it happened.
+    ``request_id`` and ``stage`` (admit, select, prefill, transfer, decode, relay) say where it happened;
+    ``retry_after_s``, when it is worth trying again.
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "internal_error"
 
     def __init__(
-        self, message: str, *, param: str | None = None, code: str | None = None, request_id: str = "", stage: str = ""
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        request_id: str = "",
+        stage: str = "",
+        retry_after_s: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message, self.param, self.code = message, param, code
-        self.request_id, self.stage = request_id, stage
+        self.request_id, self.stage, self.retry_after_s = request_id, stage, retry_after_s
 
     def openai_body(self) -> dict[str, Any]:
         """The OpenAI error object: ``{"error": {"message", "type", "param", "code"}}``."""
@@ -66,12 +76,20 @@ class MethodNotAllowed(ServingError):
     status, type = 405, "invalid_request_error"
 
 
+class RequestTimeout(ServingError):
+    status, type = 408, "timeout_error"
+
+
 class Conflict(ServingError):
     status, type = 409, "conflict_error"
 
 
 class PayloadTooLarge(ServingError):
     status, type = 413, "invalid_request_error"
+
+
+class HeadTooLarge(ServingError):
+    status, type = 431, "invalid_request_error"
 
 
 class Overloaded(ServingError):

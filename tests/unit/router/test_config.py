@@ -1,6 +1,7 @@
 """Settings come from command line, environment, file and default, in that order; a wrong one is named."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,19 @@ def test_command_line_beats_environment_beats_file(tmp_path: Path) -> None:
 def test_every_field_can_be_set_by_environment(name: str) -> None:
     value = {"host": "::1", "policy": "round_robin", "prefill": "http://a:1", "decode": "http://a:2"}.get(name, "7")
     value = {"log_level": "debug"}.get(name, value)
-    config = load_config(environ={f"TANDEM_ROUTER_{name.upper()}": value})
+    beside = {"tls_cert_file": "tls_key_file", "tls_key_file": "tls_cert_file", "max_in_flight_per_key": "api_keys"}
+    others = {f"TANDEM_ROUTER_{beside[name].upper()}": "x"} if name in beside else {}
+    config = load_config(environ={f"TANDEM_ROUTER_{name.upper()}": value} | others)
     assert getattr(config, name) != getattr(RouterConfig(), name)
+
+
+@pytest.mark.parametrize("name", RouterConfig.model_fields)
+def test_every_setting_is_in_the_documentation_with_its_default(name: str) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text()
+    [row] = [line for line in text.splitlines() if line.startswith("| `") and f"`{name}`" in line.split("|")[1]]
+    default, shown = RouterConfig.model_fields[name].default, row.split("|")[2].strip(" `")
+    special = {"max_body_bytes": "64 MiB"}.get(name, "none" if default in (None, ()) else str(default))
+    assert shown == special.removesuffix(".0")
 
 
 def test_lists_are_comma_separated_in_environment_and_real_lists_in_files(tmp_path: Path) -> None:
@@ -60,11 +72,48 @@ def test_json_is_a_config_file_too(tmp_path: Path) -> None:
         ("prefill_timeout_s: 0", "prefill_timeout_s"),
         ("connect_timeout_s: .inf", "connect_timeout_s"),
         ("cluster_token: ''", "cluster_token"),
+        ("prefill: ['http://x:0']", "prefill"),
+        ("prefill: ['http://x:99999']", "prefill"),
+        ("api_keys: ['two words']", "api_keys"),
+        ("max_in_flight_per_key: 0", "max_in_flight_per_key"),
     ],
 )
 def test_a_wrong_key_or_value_in_a_file_is_named(tmp_path: Path, text: str, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
         load_config(file=write(tmp_path, text), environ={})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"port": 8000, "metrics_port": 8000}, "metrics_port: is the same as port"),
+        ({"prefill": "http://a:1,http://a:1/"}, "prefill: names a worker twice"),
+        ({"decode": "http://a:80/x,http://A/x"}, "decode: names a worker twice"),
+        ({"prefill": "http://a:1", "decode": "http://b:1,http://a:1"}, "decode: names a worker that prefill names too"),
+        ({"tls_cert_file": "cert.pem"}, "tls_key_file: is needed with tls_cert_file"),
+        ({"tls_key_file": "key.pem"}, "tls_key_file: makes no sense without tls_cert_file"),
+        ({"max_in_flight_per_key": 3}, "max_in_flight_per_key: makes no sense without api_keys or api_keys_file"),
+        ({"api_keys": "sk-1,a:sk-1"}, "api_keys: key 2 is there already"),
+    ],
+)
+def test_a_senseless_combination_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(environ={}, overrides=settings)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"port": 8000, "metrics_port": 8001},
+        {"prefill": "http://a:1,https://a:1,http://a:1/x", "decode": "http://a:2"},
+        {"tls_cert_file": "cert.pem", "tls_key_file": "key.pem"},
+        {"max_in_flight_per_key": 3, "api_keys_file": "keys"},
+    ],
+)
+def test_what_only_looks_alike_is_taken(settings: dict[str, Any]) -> None:
+    config = load_config(environ={}, overrides=settings)
+    assert config != RouterConfig()
 
 
 def test_keys_of_a_file_that_came_from_elsewhere_are_named_as_they_were_written_there(tmp_path: Path) -> None:
@@ -118,6 +167,20 @@ def test_the_command_prefixes_the_files_keys_as_it_is_told(tmp_path: Path, capsy
     with pytest.raises(SystemExit):
         main(["--key-prefix", "router.settings.", "--config", str(write(tmp_path, "nonsense: 1"))])
     assert capsys.readouterr().err.startswith("router: router.settings.nonsense: ")
+
+
+@pytest.mark.parametrize("name", ["tls_cert_file", "tls_key_file", "worker_ca_file", "api_keys_file"])
+def test_a_file_that_is_not_there_stops_the_start_with_its_setting(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = tmp_path / "there"
+    there.touch()
+    pair = {"tls_cert_file": there, "tls_key_file": there} if name.startswith("tls") else {}
+    files: dict[str, Path] = pair | {name: tmp_path / "absent"}
+    with pytest.raises(SystemExit) as caught:
+        main([word for key, file in files.items() for word in (f"--{key.replace('_', '-')}", str(file))])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith(f"router: {name}: {tmp_path}/absent can't be read: No such file")
 
 
 def test_the_command_stops_with_the_bad_keys_name(capsys: pytest.CaptureFixture[str]) -> None:
