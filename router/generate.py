@@ -10,18 +10,20 @@ from starlette.types import Receive, Scope, Send
 from router.auth import ClientAuth
 from router.client_watch import ClientLeft, run_while_connected
 from router.context import Endpoint, RequestContext
+from router.key_usage import KeyUsage
 from router.legs import WorkerRefused
 from router.logs import RequestLog
 from router.metrics import CLIENT_LEFT_STATUS, RouterMetrics
 from router.pass_through import PassThrough
 from router.pipeline import Pipeline
 from router.reply import Reply
+from router.timing import TIMING_HEADER, TimedReply
 from wire.errors import PayloadTooLarge, ServingError
 
 # Long enough for any tracing scheme; the charset keeps it harmless in headers, logs and engine request ids.
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
-_READ_HEADERS = frozenset((b"authorization", b"content-length", b"x-api-key", b"x-request-id"))
+_READ_HEADERS = frozenset((b"authorization", b"content-length", b"x-api-key", b"x-request-id", TIMING_HEADER.encode()))
 
 logger = logging.getLogger(__name__)
 request_log = RequestLog(__name__)
@@ -63,20 +65,21 @@ class GenerateEndpoint:
         *,
         pipeline: Pipeline | PassThrough,
         auth: ClientAuth,
+        usage: KeyUsage,
         metrics: RouterMetrics,
         active: ActiveRequests,
         max_body_bytes: int,
         clock: Callable[[], float],
         new_request_id: Callable[[], str],
     ) -> None:
-        self._endpoint, self._pipeline, self._auth = endpoint, pipeline, auth
+        self._endpoint, self._pipeline, self._auth, self._usage = endpoint, pipeline, auth, usage
         self._metrics, self._active = metrics, active
         self._max_body_bytes, self._clock, self._new_request_id = max_body_bytes, clock, new_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = read_headers(scope)
         ctx = RequestContext(self._request_id(headers), self._endpoint, self._clock())
-        reply = Reply(ctx, send, self._clock)
+        reply = (TimedReply if headers.get(TIMING_HEADER) == "1" else Reply)(ctx, send, self._clock)
         self._active.begin()
         try:
             await self._answer(ctx, headers, receive, reply)
@@ -86,11 +89,15 @@ class GenerateEndpoint:
                 raise
         finally:
             self._active.end()
+            if ctx.key_name is not None:
+                self._usage.end(ctx.key_name, ctx.status)
             self._report(ctx)
 
     async def _answer(self, ctx: RequestContext, headers: Mapping[str, str], receive: Receive, reply: Reply) -> None:
         try:
-            self._auth.check(headers)
+            ctx.key_name = self._auth.check(headers)
+            if ctx.key_name is not None:
+                self._usage.begin(ctx.key_name)
             ctx.raw = await self._read_body(headers, receive)
             await run_while_connected(self._pipeline.run(ctx, reply), receive)
         except WorkerRefused as refusal:

@@ -5,7 +5,7 @@ from typing import Any
 from router.context import Endpoint
 from router.error_shapes import ANTHROPIC_ERRORS
 from router.openapi_answers import ANSWERS, ANTHROPIC_ERROR, ERROR, MODEL_CARD, MODEL_LIST, READY
-from router.openapi_requests import request_body
+from router.openapi_requests import HEADERS, request_body
 
 _ERRORS = {
     "400": "The request can't be served as written; the message names the field.",
@@ -13,7 +13,8 @@ _ERRORS = {
     "404": "No such model, or worker.",
     "409": "The worker pairs with no other.",
     "413": "The body is too long.",
-    "429": "The workers take no more now; `Retry-After` says when to come again, if a worker said so.",
+    "429": "Too many requests of this API key are in flight, or the workers take no more now; `Retry-After` says when to"
+    " come again, where that is known.",
     "502": "A worker failed.",
     "503": "No worker is ready.",
     "504": "A worker did not answer in time.",
@@ -92,6 +93,7 @@ def _operation(endpoint: Endpoint) -> dict[str, Any]:
         "tags": ["tokens" if endpoint.prefill is None else "generate"],
         "summary": _SUMMARIES[endpoint],
         "operationId": endpoint.value,
+        "parameters": HEADERS,
         "requestBody": request_body(endpoint),
         "responses": {"200": good} | {status: _error(status, error) for status in _WORKER_ERRORS},
     }

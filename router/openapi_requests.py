@@ -10,6 +10,23 @@ from router.context import Endpoint
 _MODEL_NAME = "tandem-nano"
 _HELLO = [{"role": "user", "content": "Hello"}]
 
+HEADERS: list[dict[str, Any]] = [
+    {
+        "name": "x-request-id",
+        "in": "header",
+        "required": False,
+        "description": "Passed on to the workers and given back; another one is made up where it is not usable.",
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
+    },
+    {
+        "name": "x-tandem-timing",
+        "in": "header",
+        "required": False,
+        "description": "`1`: the answer's `server-timing` says how long each stage took, up to the first byte.",
+        "schema": {"type": "string", "enum": ["1"]},
+    },
+]
+
 _MODEL: dict[str, Any] = {"type": ["string", "null"], "minLength": 1}
 _FLAG: dict[str, Any] = {"type": ["boolean", "null"]}
 _OBJECT: dict[str, Any] = {"type": ["object", "null"]}
