@@ -35,9 +35,14 @@ SPEAKERS = {
     "transformers": ["msa_model/*"],
     "httpx": ["vllm_engine/*", "deploy/*", "bench/*"],
     # Beside the router itself, both ends of what it relays in the benchmark.
-    "httptools": ["router/http1_connection.py", "bench/router/engines.py", "bench/router/load.py"],
-    "uvicorn": ["router/__main__.py", "bench/*"],
-    "uvloop": ["vllm_engine/server.py", "bench/router/engines.py", "bench/router/run.py"],
+    "httptools": [
+        "router/http1_connection.py",
+        "router/client_protocol.py",
+        "bench/router/engines.py",
+        "bench/router/load.py",
+    ],
+    "uvicorn": ["router/serving.py", "router/client_protocol.py", "bench/*"],
+    "uvloop": ["router/serving.py", "vllm_engine/server.py", "bench/router/engines.py", "bench/router/run.py"],
     "fastapi": ["router/*", "vllm_engine/*", "bench/*"],
     "yaml": ["router/config.py", "deploy/spec_file.py", "bench/*"],
 }
