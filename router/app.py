@@ -3,7 +3,7 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Route as AsgiRoute
 from starlette.types import Receive, Scope, Send
 
-from router.auth import ClientAuth, ClusterAuth
+from router.auth import ClientAuth, ClusterAuth, configured_keys
 from router.client_routes import client_routes
 from router.config import RouterConfig
 from router.context import Endpoint
@@ -26,6 +26,7 @@ from router.error_shapes import OPENAI_ERRORS
 from router.generate import ActiveRequests, GenerateEndpoint
 from router.health import HealthProber
 from router.http1_client import Http1WorkerClient
+from router.key_usage import KeyUsage
 from router.legs import Legs, worker_headers
 from router.metrics import METRICS_CONTENT_TYPE, RouterMetrics
 from router.openapi import complete_page
@@ -34,10 +35,12 @@ from router.pipeline import Pipeline
 from router.registry import WorkerRegistry
 from router.release import Releaser
 from router.select import POLICIES, Selector
+from router.tls import worker_context
 from router.worker_client import WorkerClient
 from wire.errors import BadRequest, MethodNotAllowed, NotFound, ServingError
 from wire.worker import WorkerRole
 
+VERSION = "0.1.0"
 _SHAPES = {endpoint.url_path: endpoint.errors for endpoint in Endpoint}
 
 
@@ -55,6 +58,10 @@ class RouterParts:
     prober: HealthProber
     active: ActiveRequests
     clock: Callable[[], float]
+    auth: ClientAuth
+    usage: KeyUsage
+    stopping: asyncio.Event
+    """Set once the router was asked to stop: it isn't ready any more, and ends when its requests have."""
 
 
 def _hex_ids() -> Callable[[], str]:
@@ -70,11 +77,15 @@ def build_parts(
     clock: Callable[[], float] = time.monotonic,
     new_handoff_id: Callable[[], str] | None = None,
 ) -> RouterParts:
-    """Wire the parts of a router; nothing runs yet."""
-    client = client or Http1WorkerClient(connect_timeout_s=config.connect_timeout_s)
+    """Wire the parts of a router; nothing runs yet.
+
+    Raises:
+        ConfigError: a file that the configuration names can't be used.
+    """
+    client = client or Http1WorkerClient(connect_timeout_s=config.connect_timeout_s, ssl_context=worker_context(config))
     registry = WorkerRegistry(ttl_s=config.heartbeat_ttl_s, clock=clock)
-    active = ActiveRequests()
-    metrics = RouterMetrics(registry.workers, lambda: active.num)
+    active, usage = ActiveRequests(), KeyUsage(config.max_in_flight_per_key)
+    metrics = RouterMetrics(registry.workers, lambda: active.num, usage)
     headers = worker_headers(config.cluster_token)
     releaser = Releaser(client=client, metrics=metrics, headers=headers, timeout_s=config.release_timeout_s)
     legs = Legs(client=client, config=config)
@@ -108,6 +119,9 @@ def build_parts(
         prober=prober,
         active=active,
         clock=clock,
+        auth=ClientAuth(configured_keys(config), usage),
+        usage=usage,
+        stopping=asyncio.Event(),
     )
 
 
@@ -125,17 +139,33 @@ class RouterApp(FastAPI):
 
 
 def create_app(parts: RouterParts) -> FastAPI:
-    """The application around the parts; its lifespan probes static workers and, at the end, waits for releases."""
+    """The application around the parts; its lifespan probes static workers and, at the end, waits for releases.
+
+    Without a ``metrics_port`` it has the control application's routes too.
+    """
     app = RouterApp(
-        title="tandem router", version="0.1.0", lifespan=_lifespan(parts), redoc_url=None, redirect_slashes=False
+        title="tandem router", version=VERSION, lifespan=_lifespan(parts), redoc_url=None, redirect_slashes=False
     )
     _add_error_handlers(app)
-    client_auth = ClientAuth(parts.config.api_keys)
-    _add_generating_routes(app, parts, client_auth)
+    _add_generating_routes(app, parts)
     _add_state_routes(app, parts)
-    app.include_router(client_routes(registry=parts.registry, auth=client_auth))
-    cluster_auth = ClusterAuth(parts.config.cluster_token, is_loopback=parts.config.is_loopback)
-    app.include_router(control_router(registry=parts.registry, auth=cluster_auth))
+    app.include_router(client_routes(registry=parts.registry, auth=parts.auth))
+    if parts.config.metrics_port is None:
+        _add_control_routes(app, parts)
+    _set_page(app, Endpoint)
+    return app
+
+
+def create_control_app(parts: RouterParts) -> FastAPI:
+    """Metrics, state and the routes that workers call, for a port of their own; the other application's lifespan rules.
+
+    Nothing that a client calls is here.
+    """
+    app = FastAPI(title="tandem router: control", version=VERSION, redoc_url=None, redirect_slashes=False)
+    _add_error_handlers(app)
+    _add_state_routes(app, parts)
+    _add_control_routes(app, parts)
+    _set_page(app, ())
     return app
 
 
@@ -160,13 +190,14 @@ def _lifespan(parts: RouterParts) -> Callable[[FastAPI], Any]:
     return lifespan
 
 
-def _add_generating_routes(app: RouterApp, parts: RouterParts, auth: ClientAuth) -> None:
+def _add_generating_routes(app: RouterApp, parts: RouterParts) -> None:
     app.generating, new_request_id = {}, _hex_ids()
     for endpoint in Endpoint:
         handler = GenerateEndpoint(
             endpoint,
             pipeline=parts.pass_through if endpoint.prefill is None else parts.pipeline,
-            auth=auth,
+            auth=parts.auth,
+            usage=parts.usage,
             metrics=parts.metrics,
             active=parts.active,
             max_body_bytes=parts.config.max_body_bytes,
@@ -176,10 +207,12 @@ def _add_generating_routes(app: RouterApp, parts: RouterParts, auth: ClientAuth)
         app.generating[endpoint.url_path] = handler
         app.router.routes.append(AsgiRoute(endpoint.url_path, handler, methods=["POST"]))
 
+
+def _set_page(app: FastAPI, endpoints: Iterable[Endpoint]) -> None:
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             schema = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            app.openapi_schema = complete_page(schema)
+            app.openapi_schema = complete_page(schema, endpoints)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -193,14 +226,23 @@ def _add_state_routes(app: FastAPI, parts: RouterParts) -> None:
 
     @app.get("/ready", tags=["state"])
     async def ready() -> JSONResponse:
-        """200 when a READY prefill and a READY decode worker serve the same model; 503 says what is missing."""
-        missing = [role.value for role in parts.registry.pools().missing_roles()]
-        return JSONResponse({"ready": not missing, "missing": missing}, status_code=503 if missing else 200)
+        """200 when a READY prefill and a READY decode worker serve the same model; 503 says what is missing.
 
+        A router that was asked to stop is not ready, whatever workers it has.
+        """
+        missing = [role.value for role in parts.registry.pools().missing_roles()]
+        is_ready = not missing and not parts.stopping.is_set()
+        return JSONResponse({"ready": is_ready, "missing": missing}, status_code=200 if is_ready else 503)
+
+
+def _add_control_routes(app: FastAPI, parts: RouterParts) -> None:
     @app.get("/metrics", tags=["state"])
     async def metrics() -> Response:
         """Prometheus exposition text."""
         return Response(parts.metrics.render(), media_type=METRICS_CONTENT_TYPE)
+
+    cluster_auth = ClusterAuth(parts.config.cluster_token, is_loopback=parts.config.is_loopback)
+    app.include_router(control_router(registry=parts.registry, auth=cluster_auth))
 
 
 def _add_error_handlers(app: FastAPI) -> None:

@@ -1,5 +1,6 @@
 """Makes the OpenAPI page true: adds what is raw ASGI, so unknown to FastAPI's generator, and corrects its guesses."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from router.context import Endpoint
@@ -13,8 +14,8 @@ _ERRORS = {
     "404": "No such model, or worker.",
     "409": "The worker pairs with no other.",
     "413": "The body is too long.",
-    "429": "Too many requests of this API key are in flight, or the workers take no more now; `Retry-After` says when to"
-    " come again, where that is known.",
+    "429": "Too many requests of this API key are in flight, or the workers take no more; `Retry-After` says when to come"
+    " again, where that is known.",
     "502": "A worker failed.",
     "503": "No worker is ready.",
     "504": "A worker did not answer in time.",
@@ -49,8 +50,8 @@ _STATUSES = {
 }
 
 
-def complete_page(page: dict[str, Any]) -> dict[str, Any]:
-    """``page`` as FastAPI made it, changed in place."""
+def complete_page(page: dict[str, Any], endpoints: Iterable[Endpoint]) -> dict[str, Any]:
+    """``page`` as FastAPI made it, changed in place; ``endpoints`` are those that the application has as raw ASGI."""
     schemas = page.setdefault("components", {}).setdefault("schemas", {})
     schemas |= {"Error": ERROR, "AnthropicError": ANTHROPIC_ERROR}
     for name in ("HTTPValidationError", "ValidationError"):
@@ -58,7 +59,7 @@ def complete_page(page: dict[str, Any]) -> dict[str, Any]:
     for path, methods in page["paths"].items():
         for method, operation in methods.items():
             _correct(operation, (path, method))
-    page["paths"] |= {endpoint.url_path: {"post": _operation(endpoint)} for endpoint in Endpoint}
+    page["paths"] |= {endpoint.url_path: {"post": _operation(endpoint)} for endpoint in endpoints}
     return page
 
 

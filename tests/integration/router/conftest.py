@@ -8,11 +8,11 @@ from typing import Any
 import httpx
 import pytest
 
-from router.app import RouterParts, build_parts, create_app
+from router.app import RouterParts, build_parts
 from router.config import RouterConfig
 from tests.integration.router.api_answers import MODEL
 from tests.integration.router.fake_workers import FakeDecode, FakePrefill, FakeWorker
-from tests.integration.router.serving import eventually, served, served_all
+from tests.integration.router.serving import eventually, served_all, served_router
 from wire.worker import HeartbeatReply, WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
 
 TOKEN = "cluster-token"
@@ -120,7 +120,7 @@ async def cluster(settings: dict[str, Any]) -> AsyncIterator[Cluster]:
     by_name = {prefill.name: prefill for prefill in prefills}
     decodes = [FakeDecode(f"decode-{i}", token=TOKEN, prefills=by_name) for i in range(2)]
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(served(create_app(parts)))
+        url = await stack.enter_async_context(served_router(parts))
         http = await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=10))
         cluster = Cluster(parts, http, prefills, decodes)
         workers = [*prefills, *decodes]

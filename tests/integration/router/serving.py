@@ -2,12 +2,16 @@
 
 import asyncio
 import socket
+import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
+
+from router.app import RouterParts, create_app
+from router.serving import listen, server_of
 
 # Generous: the machine may be busy; the wait ends as soon as the condition holds.
 SOON_S = 15.0
@@ -55,6 +59,21 @@ async def served(app: Any) -> AsyncIterator[str]:
         yield url
     finally:
         server.stopping.set()
+        await task
+
+
+@asynccontextmanager
+async def served_router(parts: RouterParts, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """The router's base URL while it is served by its own server, all on one port."""
+    sockets = listen("127.0.0.1", 0)
+    server = server_of(create_app(parts), parts.config, tls, shutdown_s=2)
+    port = sockets[0].getsockname()[1]
+    task = asyncio.create_task(server.serve(sockets))
+    await eventually(lambda: server.started)
+    try:
+        yield f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
         await task
 
 

@@ -3,56 +3,25 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.integration.router.conftest import TEXT
 from tests.integration.router.fake_workers import FakeDecode, FakePrefill
-from tests.integration.router.serving import eventually, served, unused_url
+from tests.integration.router.processes import (
+    REPOSITORY,
+    START_LIMIT_S,
+    is_listening,
+    router_process,
+    wait_until_ready,
+)
+from tests.integration.router.serving import eventually, served
 
-REPOSITORY = Path(__file__).resolve().parents[3]
-START_LIMIT_S = 60.0
 NUM_STREAMS = 20
 HEAVY = ("torch", "vllm", "nixl", "ray", "numpy", "transformers")
-
-
-@asynccontextmanager
-async def router_process(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    url = unused_url()
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "--port", url.rsplit(":", 1)[1], "--health-interval-s", "0.2", *arguments),
-        cwd=REPOSITORY,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
-        yield process, url
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def wait_until_ready(http: httpx.AsyncClient) -> None:
-    async with asyncio.timeout(START_LIMIT_S):
-        while True:
-            try:
-                if (await http.get("/ready")).status_code == 200:
-                    return
-            except httpx.ConnectError:
-                pass
-            await asyncio.sleep(0.05)
-
-
-def is_listening(url: str) -> bool:
-    with socket.socket() as sock:
-        return sock.connect_ex(("127.0.0.1", int(url.rsplit(":", 1)[1]))) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -1,0 +1,166 @@
+"""The router's servers: one port, or two in one event loop; their signals, and the order in which they end."""
+
+import asyncio
+import errno
+import logging
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, cast
+
+import uvicorn
+import uvloop
+from starlette.types import ASGIApp
+
+from router.app import RouterParts, build_parts, create_app, create_control_app
+from router.auth import read_keys_again
+from router.client_protocol import ClientLimits, ClientProtocol
+from router.config import RouterConfig
+from router.tls import server_context
+
+BACKLOG = 2048
+# Heartbeats and scrapes take milliseconds; what takes longer when all else has ended is not waited for.
+CONTROL_SHUTDOWN_S = 1
+
+logger = logging.getLogger(__name__)
+
+
+class CannotListen(Exception):
+    """A port or its address can't be had; the message names both."""
+
+
+def serve(config: RouterConfig) -> None:
+    """Serve until SIGTERM or SIGINT; returns when streams have ended and pending releases are answered.
+
+    Raises:
+        ConfigError: a file that the configuration names can't be used.
+        CannotListen: nothing was served.
+    """
+    parts, tls = build_parts(config), server_context(config)
+    api_sockets = listen(config.host, config.port)
+    control_sockets = [] if config.metrics_port is None else listen(config.host, config.metrics_port)
+    uvloop.run(_serve(parts, tls, api_sockets, control_sockets))
+
+
+def listen(host: str, port: int) -> list[socket.socket]:
+    """A listening socket for each address of ``host``.
+
+    Raises: CannotListen.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, UnicodeError):
+        raise CannotListen(f"port {port}: {host} is not an address of this machine") from None
+    sockets: list[socket.socket] = []
+    for family, kind, proto, _, address in dict.fromkeys(found):
+        sock = socket.socket(family, kind, proto)
+        try:
+            _bind(sock, address)
+        except OSError as error:
+            sock.close()
+            # A name such as localhost may stand for an address of a family that this machine doesn't use.
+            if error.errno == errno.EADDRNOTAVAIL and len(found) > 1:
+                continue
+            for other in sockets:
+                other.close()
+            raise CannotListen(f"port {port} on {host} can't be listened on: {os.strerror(error.errno or 0)}") from None
+        sockets.append(sock)
+    if not sockets:
+        raise CannotListen(f"port {port}: {host} is not an address of this machine")
+    return sockets
+
+
+def _bind(sock: socket.socket, address: Any) -> None:
+    sock.setblocking(False)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sock.family == socket.AF_INET6:
+        # Of one's own, beside the socket of the same port for IPv4.
+        sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+    sock.bind(address)
+    # At once, since two sockets may be bound to one port as long as neither listens.
+    sock.listen(BACKLOG)
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server without signal handlers of its own: one signal is for all servers."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def server_of(app: ASGIApp, config: RouterConfig, tls: ssl.SSLContext | None, *, shutdown_s: int) -> Server:
+    """A server of ``app`` with the router's settings, for sockets that listen already.
+
+    Args:
+        shutdown_s: seconds for what is under way when it is asked to stop.
+    """
+    limits = ClientLimits(
+        head_s=config.client_header_timeout_s, body_s=config.client_body_timeout_s, idle_s=config.client_keep_alive_s
+    )
+    settings = uvicorn.Config(
+        app,
+        http=cast("type[asyncio.Protocol]", partial(ClientProtocol, limits=limits)),
+        ws="none",
+        # Nothing here asks who the client is.
+        proxy_headers=False,
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=shutdown_s,
+    )
+    settings.load()
+    settings.ssl = tls
+    return Server(settings)
+
+
+async def _serve(
+    parts: RouterParts,
+    tls: ssl.SSLContext | None,
+    api_sockets: Sequence[socket.socket],
+    control_sockets: Sequence[socket.socket],
+) -> None:
+    config = parts.config
+    api = server_of(create_app(parts), config, tls, shutdown_s=int(config.shutdown_timeout_s))
+    _handle_signals(parts, api)
+    logger.info("the API is served on %s", _urls(api_sockets, tls))
+    if not control_sockets:
+        await api.serve(list(api_sockets))
+        return
+    control = server_of(create_control_app(parts), config, tls, shutdown_s=CONTROL_SHUTDOWN_S)
+    logger.info("metrics and control routes are served on %s", _urls(control_sockets, tls))
+    serving_control = asyncio.create_task(control.serve(list(control_sockets)))
+    # Should it ever end first: workers that can't be heard are no use to the API.
+    serving_control.add_done_callback(lambda _: setattr(api, "should_exit", True))
+    try:
+        await api.serve(list(api_sockets))
+    finally:
+        # Last, so that heartbeats are heard and metrics read until the API's last stream has ended.
+        control.should_exit = True
+        with suppress(asyncio.CancelledError):
+            await serving_control
+
+
+def _handle_signals(parts: RouterParts, api: Server) -> None:
+    def stop(number: signal.Signals) -> None:
+        # A second Ctrl-C: streams are not waited for.
+        api.force_exit = api.force_exit or (api.should_exit and number == signal.SIGINT)
+        parts.stopping.set()
+        api.should_exit = True
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    if parts.config.api_keys_file is not None:
+        loop.add_signal_handler(signal.SIGHUP, read_keys_again, parts.auth, parts.config)
+
+
+def _urls(sockets: Sequence[socket.socket], tls: ssl.SSLContext | None) -> str:
+    scheme = "http" if tls is None else "https"
+    places = [sock.getsockname()[:2] for sock in sockets]
+    return " and ".join([f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in places])
