@@ -16,11 +16,11 @@ from deploy.expand import DeploymentPlan, check_checkpoint, expand
 from deploy.local import Launcher
 from deploy.ports import PortTaken
 from deploy.run_dir import AlreadyRunning
+from deploy.spec import DeploymentSpec
 from deploy.spec_file import DEFAULT_SPEC, SpecError, load_spec
-from deploy.status import StatusError, fetch_status
+from deploy.status import StatusError, fetch_status, read_addresses
 
 EPILOG = "Exit codes: 0 done or stopped as asked, 1 failed or not ready, 2 can't be used as written (the key is named)."
-DEFAULT_ROUTER_URL = "http://127.0.0.1:8000"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,7 +56,10 @@ def build_parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
 
     status = commands.add_parser("status", help="ask a router whether it is ready, and with which workers")
-    status.add_argument("--router", metavar="URL", default=DEFAULT_ROUTER_URL, help="default: %(default)s")
+    _add_spec_options(status)
+    status.add_argument(
+        "--router", metavar="URL", help="default: that of the deployment that `tandem up` with this spec started here"
+    )
     status.set_defaults(run=_status)
     return parser
 
@@ -74,11 +77,15 @@ def _add_spec_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="port of the router; short for --set router.port=PORT")
 
 
-def _plan(options: argparse.Namespace) -> DeploymentPlan:
+def _spec(options: argparse.Namespace) -> DeploymentSpec:
     overrides = list(options.overrides)
     if options.port is not None:
         overrides.append(f"router.port={options.port}")
-    spec = load_spec(options.spec, overrides)
+    return load_spec(options.spec, overrides)
+
+
+def _plan(options: argparse.Namespace) -> DeploymentPlan:
+    spec = _spec(options)
     check_checkpoint(spec)
     return expand(spec, os.environ, random.Random())
 
@@ -104,6 +111,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    report, is_ready = fetch_status(options.router.rstrip("/"), os.environ)
+    if options.router is None:
+        router_url, control_url = read_addresses(_spec(options).run_dir)
+    else:
+        router_url = control_url = options.router.rstrip("/")
+    report, is_ready = fetch_status(router_url, control_url, os.environ)
     print(report)
     return 0 if is_ready else EXIT_FAILED

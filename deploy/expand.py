@@ -27,6 +27,8 @@ COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 COMMON_ENV = {"PYTHONUNBUFFERED": "1"}
 GPU_ENV = "CUDA_VISIBLE_DEVICES"
+# Either of them makes the router speak TLS, on both ports.
+TLS_SETTING, TLS_ENV = "tls_cert_file", "TANDEM_ROUTER_TLS_CERT_FILE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,9 @@ class DeploymentPlan:
 
     spec: DeploymentSpec
     router_url: str
+    """The API."""
+    control_url: str
+    """Where the router has metrics and the routes that workers and the launcher call."""
     processes: tuple[ProcessPlan, ...]
 
 
@@ -64,18 +69,18 @@ def expand(
 ) -> DeploymentPlan:
     """Plan the processes of ``spec``, choosing a free port for each ``auto``.
 
-    ``environ`` is read for the GPUs that may be used. Raises SpecError when the workers need more GPUs than it lists,
-    PortTaken when no free port is left.
+    ``environ`` is read for the GPUs that may be used, and for whether the router speaks TLS. Raises SpecError when the
+    workers need more GPUs than it lists, PortTaken when no free port is left.
     """
     ports = _PortBook(spec, rng)
-    router = _plan_router(spec, ports, commands)
+    router, control_url = _plan_router(spec, environ, ports, commands)
     gpus = _gpu_ids(environ)
     workers = [
-        _plan_worker(spec, role, group, index, router.url, ports, gpus, commands)
+        _plan_worker(spec, role, group, index, control_url, ports, gpus, commands)
         for role, group in ((WorkerRole.PREFILL, spec.prefill), (WorkerRole.DECODE, spec.decode))
         for index in range(group.replicas)
     ]
-    return DeploymentPlan(spec=spec, router_url=router.url, processes=(router, *workers))
+    return DeploymentPlan(spec=spec, router_url=router.url, control_url=control_url, processes=(router, *workers))
 
 
 class _PortBook:
@@ -99,18 +104,29 @@ def check_checkpoint(spec: DeploymentSpec) -> None:
         raise SpecError(f"model: {spec.checkpoint_dir} is no checkpoint folder (it has no config.json)")
 
 
-def _plan_router(spec: DeploymentSpec, ports: _PortBook, commands: Mapping[str, tuple[str, ...]]) -> ProcessPlan:
-    host, port = spec.router.host, ports.take(spec.router.host, spec.router.port)
-    return ProcessPlan(
+def _plan_router(
+    spec: DeploymentSpec, environ: Mapping[str, str], ports: _PortBook, commands: Mapping[str, tuple[str, ...]]
+) -> tuple[ProcessPlan, str]:
+    """The router, and the URL of its control routes."""
+    host = spec.router.host
+    address: dict[str, str | int] = {"host": host, "port": ports.take(host, spec.router.port)}
+    if spec.router.metrics_port is not None:
+        address["metrics_port"] = ports.take(host, spec.router.metrics_port)
+    # Address as flags, since the router's environment variables go before its file.
+    flags = [word for key, value in address.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    listens = tuple((host, int(port)) for key, port in address.items() if key != "host")
+    is_tls = bool(spec.router.settings.get(TLS_SETTING) or environ.get(TLS_ENV))
+    urls = [f"{'https' if is_tls else 'http'}://{_bracketed(spec.router.dial_host)}:{port}" for _, port in listens]
+    plan = ProcessPlan(
         name="router",
         role=ROUTER_ROLE,
-        # Address as flags, since the router's environment variables go before its file.
-        command=(*commands[ROUTER_ROLE], "--key-prefix", "router.settings.", "--host", host, "--port", str(port)),
+        command=(*commands[ROUTER_ROLE], "--key-prefix", "router.settings.", *flags),
         env=COMMON_ENV,
-        config={"shutdown_timeout_s": spec.timeouts.drain_s, **spec.router.settings, "host": host, "port": port},
-        url=f"http://{_bracketed(spec.router.dial_host)}:{port}",
-        listens=((host, port),),
+        config={"shutdown_timeout_s": spec.timeouts.drain_s, **spec.router.settings, **address},
+        url=urls[0],
+        listens=listens,
     )
+    return plan, urls[-1]
 
 
 def _plan_worker(
@@ -118,7 +134,7 @@ def _plan_worker(
     role: WorkerRole,
     group: GroupSpec,
     index: int,
-    router_url: str,
+    control_url: str,
     ports: _PortBook,
     gpus: Iterator[str],
     commands: Mapping[str, tuple[str, ...]],
@@ -132,7 +148,7 @@ def _plan_worker(
         served_model_name=spec.served_model_name,
         host=group.host,
         port=ports.take(group.host, group.port, index),
-        router_url=router_url,
+        router_url=control_url,
         heartbeat_s=spec.timeouts.heartbeat_s,
         parallelism=group.parallelism,
         drain_timeout_s=spec.timeouts.drain_s,

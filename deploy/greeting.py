@@ -4,6 +4,7 @@ from deploy.expand import DeploymentPlan
 
 GREETING = """\
 Ready after {elapsed_s:.0f} s: {url}/v1  (model {model}; Ctrl-C stops everything)
+Metrics: {control_url}/metrics
 
 Try it with curl:
 
@@ -23,4 +24,6 @@ or with the openai client:
 
 def greeting(plan: DeploymentPlan, elapsed_s: float) -> str:
     """The endpoint with a curl and a Python snippet for it."""
-    return GREETING.format(elapsed_s=elapsed_s, url=plan.router_url, model=plan.spec.served_model_name)
+    return GREETING.format(
+        elapsed_s=elapsed_s, url=plan.router_url, control_url=plan.control_url, model=plan.spec.served_model_name
+    )

@@ -8,6 +8,7 @@ import asyncio
 import os
 import secrets
 import signal
+import ssl
 from collections.abc import Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +22,7 @@ from deploy.greeting import greeting
 from deploy.ports import PortTaken, check_port_free
 from deploy.process import ManagedProcess
 from deploy.restart import RestartPolicy
-from deploy.run_dir import RunDir
+from deploy.run_dir import ADDRESSES, RunDir
 from deploy.spec import NANO_MODEL
 from wire.handoff import HANDOFF_KEY_ENV
 from wire.worker_config import CLUSTER_TOKEN_ENV, EXIT_CONFIG
@@ -34,7 +35,7 @@ POLL_READY_S = 1.0
 HEALTH_TIMEOUT_S = 2.0
 NANO_BUILDER = (*PYTHON, "msa_model.nano")
 _PORT_HINTS = {
-    "router": "Choose another: tandem up --port N, or make serve PORT=N.",
+    "router": "Choose another: tandem up --port N, or make serve PORT=N; leave router.metrics_port auto.",
     "prefill": "Choose others by prefill.port and prefill.kv_port, or leave them auto.",
     "decode": "Choose others by decode.port and decode.kv_port, or leave them auto.",
 }
@@ -149,6 +150,7 @@ class Launcher:
     async def _serve(self, run_dir: RunDir) -> None:
         if self._stop_asked.is_set():
             return
+        run_dir.write_config(ADDRESSES, {"api": self._plan.router_url, "control": self._plan.control_url})
         for plan in self._plan.processes:
             self._processes[plan.name] = self._prepare(plan, run_dir)
         self._console.say(f"Starting {', '.join(self._processes)}; logs: {run_dir.path}/*.log")
@@ -201,8 +203,8 @@ class Launcher:
             return
         headers = {"authorization": f"Bearer {self._environ[CLUSTER_TOKEN_ENV]}"}
         try:
-            async with httpx.AsyncClient(trust_env=False, timeout=HEALTH_TIMEOUT_S) as client:
-                await client.delete(f"{self._plan.router_url}/internal/workers/{name}", headers=headers)
+            async with http_client() as client:
+                await client.delete(f"{self._plan.control_url}/internal/workers/{name}", headers=headers)
         except httpx.TransportError as error:
             self._console.say(f"  the router was not told that {name} ended ({type(error).__name__})")
 
@@ -210,8 +212,7 @@ class Launcher:
         """Notice which processes can serve, say when the whole is ready, and fail when it takes too long."""
         limit_s, is_ready = self._plan.spec.timeouts.start_s, False
         started_at = asyncio.get_running_loop().time()
-        # Proxy settings of the environment are for the outside world, not for these loopback checks.
-        async with httpx.AsyncClient(trust_env=False, timeout=HEALTH_TIMEOUT_S) as client:
+        async with http_client() as client:
             while True:
                 await asyncio.gather(*(self._check(client, plan) for plan in self._plan.processes))
                 self._mirror_logs()
@@ -260,6 +261,12 @@ class Launcher:
         await self._processes[router_name].stop()
         await asyncio.gather(*(process.stop() for name, process in self._processes.items() if name != router_name))
         self._mirror_logs()
+
+
+def http_client() -> httpx.AsyncClient:
+    """For checks of this deployment's own processes; https is trusted by the system's roots and ``SSL_CERT_FILE``."""
+    # Proxy settings of the environment are for the outside world, not for these loopback checks.
+    return httpx.AsyncClient(trust_env=False, timeout=HEALTH_TIMEOUT_S, verify=ssl.create_default_context())
 
 
 async def _answers_ok(client: httpx.AsyncClient, url: str) -> bool:

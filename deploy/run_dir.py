@@ -8,6 +8,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+ADDRESSES = "addresses"
+"""The file beside the configurations that holds the router's URLs: ``api``, and ``control`` for metrics and workers."""
+
 
 class AlreadyRunning(Exception):
     """Another launcher holds this folder."""

@@ -15,16 +15,21 @@ from wire.worker_config import UNUSABLE_ADVERTISED_HOSTS, KVTransferPolicy, chec
 NANO_MODEL = "nano"
 MAX_PORT = 65_535
 # Set for each group and router by their own sections of the spec, or generated: not free to pass through.
-ROUTER_KEYS_FROM_SPEC = frozenset({"host", "port"})
+ROUTER_KEYS_FROM_SPEC = frozenset({"host", "port", "metrics_port"})
 
 PortChoice = Literal["auto"] | StrictInt
 
 
-def check_port_choice(port: PortChoice) -> PortChoice:
+def check_port_choice(port: PortChoice | None) -> PortChoice | None:
     """Refuse a number that is no TCP port; ``auto`` means any free one."""
-    if port != "auto" and not 1 <= port <= MAX_PORT:
+    if isinstance(port, int) and not 1 <= port <= MAX_PORT:
         raise ValueError(f"{port} is not a port; give 1 to {MAX_PORT}, or auto")
     return port
+
+
+def _numbers(port: PortChoice | None, count: int = 1) -> list[int]:
+    """``count`` ports from ``port`` on; none where no number is given."""
+    return list(range(port, port + count)) if isinstance(port, int) else []
 
 
 class SpecModel(BaseModel):
@@ -78,7 +83,7 @@ class GroupSpec(SpecModel):
 
     def fixed_ports(self, port: PortChoice) -> list[int]:
         """The ports that ``port`` as a base gives to the replicas; none for ``auto``."""
-        return [] if port == "auto" else list(range(port, port + self.replicas))
+        return _numbers(port, self.replicas)
 
 
 class RouterSpec(SpecModel):
@@ -86,9 +91,12 @@ class RouterSpec(SpecModel):
 
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 is allowed here")
     port: PortChoice = 8000
+    metrics_port: PortChoice | None = Field(
+        default="auto", description="of /metrics and of the routes that workers call; null: they are on port too"
+    )
     settings: dict[str, Any] = Field(default_factory=dict)
 
-    _port = field_validator("port")(check_port_choice)
+    _port = field_validator("port", "metrics_port")(check_port_choice)
 
     @field_validator("settings")
     @classmethod
@@ -155,7 +163,10 @@ class DeploymentSpec(SpecModel):
         return self
 
     def _fixed_ports(self) -> list[tuple[str, list[int]]]:
-        listed = [("router.port", [] if self.router.port == "auto" else [self.router.port])]
+        listed = [
+            ("router.port", _numbers(self.router.port)),
+            ("router.metrics_port", _numbers(self.router.metrics_port)),
+        ]
         for name, group in (("prefill", self.prefill), ("decode", self.decode)):
             listed.append((f"{name}.port", group.fixed_ports(group.port)))
             listed.append((f"{name}.kv_port", group.fixed_ports(group.kv_port)))

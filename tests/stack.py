@@ -54,6 +54,8 @@ class Stack:
     """What a test may know of the running deployment."""
 
     url: str
+    control_url: str
+    """Of the router: metrics, and the routes that workers call."""
     launcher: "subprocess.Popen[bytes]"
     checkpoint: Path
     start_s: float = 0.0
@@ -68,7 +70,7 @@ class Stack:
         return int(json.loads((self.checkpoint / "config.json").read_text())["eos_token_id"])
 
     def registrations(self) -> list[dict[str, Any]]:
-        reply = self.http.get(f"{self.url}/internal/workers", headers={"authorization": f"Bearer {TOKEN}"})
+        reply = self.http.get(f"{self.control_url}/internal/workers", headers={"authorization": f"Bearer {TOKEN}"})
         reply.raise_for_status()
         return [worker["registration"] for worker in reply.json()["workers"]]
 
@@ -92,7 +94,10 @@ class Stack:
 
     def metrics(self, role: str) -> dict[str, float]:
         """Samples of a worker's ``/metrics`` summed over labels; of the router's with role ``router``."""
-        text = self.http.get(f"{self.url}/metrics").text if role == "router" else self.ask(role, "/metrics").text
+        if role == "router":
+            text = self.http.get(f"{self.control_url}/metrics").text
+        else:
+            text = self.ask(role, "/metrics").text
         sums: dict[str, float] = {}
         for line in text.splitlines():
             if line and not line.startswith("#"):
@@ -184,8 +189,9 @@ def running_stack(checkpoint: Path, log: Path, *overrides: str) -> Iterator[Stac
 
     At the end it must stop with exit code 0 and leave no process behind.
     """
-    port, began = free_port(), time.monotonic()
-    settings = [f"router.port={port}", f"state_dir={checkpoint.parent}", *overrides]
+    port, metrics_port, began = free_port(), free_port(), time.monotonic()
+    settings = [f"router.port={port}", f"router.metrics_port={metrics_port}", f"state_dir={checkpoint.parent}"]
+    settings += overrides
     command = [sys.executable, "-m", "deploy", "up", "--spec", "deploy/examples/cpu.yaml", "--verbose"]
     command += [word for setting in settings for word in ("--set", setting)]
     with log.open("wb") as out:
@@ -193,8 +199,9 @@ def running_stack(checkpoint: Path, log: Path, *overrides: str) -> Iterator[Stac
         launcher = subprocess.Popen(command, cwd=REPOSITORY, env=env, stdout=out, stderr=out)
         tree: list[psutil.Process] = []
         try:
-            wait_until_ok(f"http://127.0.0.1:{port}/ready", launcher, log)
-            stack = Stack(f"http://127.0.0.1:{port}", launcher, checkpoint, start_s=time.monotonic() - began)
+            url, control_url = (f"http://127.0.0.1:{number}" for number in (port, metrics_port))
+            wait_until_ok(f"{url}/ready", launcher, log)
+            stack = Stack(url, control_url, launcher, checkpoint, start_s=time.monotonic() - began)
             with stack.http, stack.client:
                 yield stack
             tree = psutil.Process(launcher.pid).children(recursive=True)

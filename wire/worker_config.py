@@ -84,7 +84,9 @@ class WorkerConfig(BaseModel):
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(ge=1, le=65535)
     advertise_url: str | None = Field(default=None, pattern=r"^https?://", description="default: http://host:port")
-    router_url: str | None = Field(default=None, pattern=r"^https?://", description="where to register; none: alone")
+    router_url: str | None = Field(
+        default=None, pattern=r"^https?://", description="where to register: its metrics port; none: alone"
+    )
     heartbeat_s: float = Field(default=1.0, gt=0, le=60)
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"

@@ -32,7 +32,7 @@ def refusal_of(config: dict[str, Any], folder: Path, **env: str) -> str:
 
 def test_a_worker_that_fits_no_peer_is_refused(stack: Stack, tmp_path: Path) -> None:
     """Case 34: named with both sides' values, before minutes are spent on a model."""
-    config = worker_config("decode", stack.checkpoint, max_model_len=2048, router_url=stack.url)
+    config = worker_config("decode", stack.checkpoint, max_model_len=2048, router_url=stack.control_url)
     assert f"max_model_len differs: 2048 on decode-alone, {MAX_MODEL_LEN} on prefill-0" in refusal_of(config, tmp_path)
 
 

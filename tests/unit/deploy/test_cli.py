@@ -51,6 +51,15 @@ def test_status_of_nothing_gives_1(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no router answers" in capsys.readouterr().err
 
 
+def test_status_without_a_deployment_here_gives_1_and_says_how_to_name_a_router(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["status", "--set", f"state_dir={tmp_path}"]) == 1
+    error = capsys.readouterr().err
+    assert str(tmp_path / "run" / "cpu") in error
+    assert "--router URL" in error
+
+
 def test_an_unwritable_state_dir_gives_1_and_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     blocker = tmp_path / "file"
     blocker.touch()

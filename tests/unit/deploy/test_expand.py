@@ -25,7 +25,7 @@ def test_the_router_comes_first_and_each_replica_is_a_process() -> None:
 def test_no_port_is_given_out_twice() -> None:
     made = plan(prefill={"replicas": 4}, decode={"replicas": 4})
     ports = [port for process in made.processes for _, port in process.listens]
-    assert len(ports) == 1 + 2 * 8 == len(set(ports))
+    assert len(ports) == 2 + 2 * 8 == len(set(ports))
 
 
 def test_fixed_ports_count_up_from_their_base() -> None:
@@ -39,7 +39,7 @@ def test_fixed_ports_count_up_from_their_base() -> None:
 def test_each_worker_gets_a_configuration_that_the_worker_accepts() -> None:
     made = plan(kv_transfer={"lease_s": 7}, timeouts={"drain_s": 3}, decode={"engine": {"max_num_seqs": 2}})
     prefill, decode = (WorkerConfig.model_validate(process.config) for process in made.processes[1:])
-    assert prefill.router_url == decode.router_url == made.router_url
+    assert prefill.router_url == decode.router_url == made.control_url
     assert prefill.url == made.processes[1].url
     assert (prefill.kv_transfer.lease_s, prefill.drain_timeout_s) == (7, 3)
     assert (prefill.max_num_seqs, decode.max_num_seqs) == (16, 2)
@@ -62,9 +62,28 @@ def test_the_router_names_its_settings_as_the_spec_does() -> None:
 
 
 def test_the_router_gets_its_address_and_the_settings_passed_through() -> None:
-    router = plan(router={"port": 8123, "settings": {"max_body_bytes": 1000}}).processes[0]
-    assert router.config == {"host": "127.0.0.1", "port": 8123, "max_body_bytes": 1000, "shutdown_timeout_s": 30}
-    assert router.command[-4:] == ("--host", "127.0.0.1", "--port", "8123")
+    router = plan(router={"port": 8123, "metrics_port": 8124, "settings": {"max_body_bytes": 1000}}).processes[0]
+    address = {"host": "127.0.0.1", "port": 8123, "metrics_port": 8124}
+    assert router.config == address | {"max_body_bytes": 1000, "shutdown_timeout_s": 30}
+    assert router.command[-6:] == ("--host", "127.0.0.1", "--port", "8123", "--metrics-port", "8124")
+    assert router.listens == (("127.0.0.1", 8123), ("127.0.0.1", 8124))
+
+
+def test_metrics_and_workers_have_a_port_of_their_own_unless_told_otherwise() -> None:
+    made = plan(router={"port": 8123})
+    assert made.router_url == "http://127.0.0.1:8123" != made.control_url
+    made = plan(router={"port": 8123, "metrics_port": None})
+    assert made.router_url == made.control_url == "http://127.0.0.1:8123"
+    assert made.processes[0].command[-4:] == ("--host", "127.0.0.1", "--port", "8123")
+
+
+@pytest.mark.parametrize(
+    ("environ", "settings"), [({"TANDEM_ROUTER_TLS_CERT_FILE": "c"}, {}), ({}, {"tls_cert_file": "c"})]
+)
+def test_a_router_with_a_certificate_is_dialled_over_tls(environ: dict[str, str], settings: dict[str, str]) -> None:
+    made = plan(environ, router={"port": 8123, "metrics_port": 8124, "settings": settings})
+    assert (made.router_url, made.control_url) == ("https://127.0.0.1:8123", "https://127.0.0.1:8124")
+    assert WorkerConfig.model_validate(made.processes[1].config).router_url == made.control_url
 
 
 def test_cpu_engines_run_unbound_with_their_own_thread_count_and_offline() -> None:

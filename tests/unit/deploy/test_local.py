@@ -1,5 +1,6 @@
 """The launcher over stand-in processes: it starts, restarts, gives up and stops without leaving anything behind."""
 
+import json
 import os
 import signal
 import socket
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.status import read_addresses
 from tests.unit.deploy.process_tree import (
     END_LIMIT_S,
     Launch,
@@ -32,6 +34,19 @@ def test_a_stop_signal_ends_every_process_and_the_launcher_with_0(launch: Launch
         process.send_signal(number)
         assert process.wait(END_LIMIT_S) == 0
         assert watched.survivors() == set()
+
+
+def test_the_addresses_of_the_router_are_left_for_those_who_ask(launch: Launch, tmp_path: Path) -> None:
+    process = launch()
+    lines = wait_all_up(process)
+    config = json.loads((tmp_path / "run" / "cpu" / "router.json").read_text())
+    assert read_addresses(tmp_path / "run" / "cpu") == (
+        f"http://127.0.0.1:{config['port']}",
+        f"http://127.0.0.1:{config['metrics_port']}",
+    )
+    process.terminate()
+    output, _ = process.communicate(timeout=END_LIMIT_S)
+    assert f"Metrics: http://127.0.0.1:{config['metrics_port']}/metrics" in "".join(lines) + output
 
 
 def test_ctrl_c_stops_it_also_where_a_script_started_it_in_the_background(launch: Launch) -> None:

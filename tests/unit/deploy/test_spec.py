@@ -33,6 +33,7 @@ def test_the_router_may_listen_on_every_address_and_is_dialled_on_loopback() -> 
     ("sections", "message"),
     [
         ({"prefill": {"port": 8000}}, r"prefill\.port: port 8000 is taken by router\.port"),
+        ({"router": {"metrics_port": 8000}}, r"router\.metrics_port: port 8000 is taken by router\.port"),
         ({"prefill": {"port": 9000}, "decode": {"kv_port": 9000}}, r"decode\.kv_port: port 9000 .* prefill\.port"),
         ({"decode": {"port": 7999, "replicas": 2}}, r"decode\.port: port 8000 is taken by router\.port"),
         ({"decode": {"port": 65535, "replicas": 2}}, r"decode\.port: replica ports run past 65535"),
@@ -45,8 +46,9 @@ def test_two_owners_of_one_port_are_named(sections: dict[str, object], message: 
 
 @pytest.mark.parametrize("port", [0, 65536, -1, True, "some"])
 def test_a_port_is_a_port_number_or_auto(port: object) -> None:
-    with pytest.raises(ValidationError):
-        spec(router={"port": port})
+    for key in ("port", "metrics_port"):
+        with pytest.raises(ValidationError):
+            spec(router={key: port})
 
 
 def test_a_group_overrides_only_the_engine_keys_it_writes() -> None:
