@@ -14,8 +14,8 @@ _ERRORS = {
     "404": "No such model, or worker.",
     "409": "The worker pairs with no other.",
     "413": "The body is too long.",
-    "429": "Too many requests of this API key are in flight, or the workers take no more; `Retry-After` says when to come"
-    " again, where that is known.",
+    "429": "Too many requests of this API key are in flight, or the workers take no more now; `Retry-After` says when"
+    " to come again, where that is known.",
     "502": "A worker failed.",
     "503": "No worker is ready.",
     "504": "A worker did not answer in time.",
