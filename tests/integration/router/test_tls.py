@@ -138,7 +138,7 @@ async def test_clients_are_served_over_tls_streams_and_disconnects_included(
                 await anext(answer.aiter_raw())
             long = TEXT | {"stream": True, "prompt": "x" * 300_000}
             assert (await http.post("/v1/completions", json=long)).content == b"".join(FakeDecode("d").pieces)
-            await eventually(lambda: parts.metrics.num_in_flight == 0)
+            await eventually(lambda: parts.active.num == 0)
 
 
 async def test_plain_http_to_a_tls_port_gets_no_answer(tls_files: dict[str, Path]) -> None:
