@@ -79,8 +79,8 @@ def counted_within(url: str, name: str, least: float, seconds: float) -> bool:
     return value >= least
 
 
-def paths(router_url: str) -> dict[str, float]:
-    """Requests that went each way through the router, by reason."""
-    found = samples(router_url)
+def paths(control_url: str) -> dict[str, float]:
+    """Requests that went each way through the router, by reason, as its metrics have them."""
+    found = samples(control_url)
     prefix = "tandem_router_path_total:"
     return {name.removeprefix(prefix): value for name, value in found.items() if name.startswith(prefix)}

@@ -20,7 +20,7 @@ def test_a_prefill_that_dies_at_its_work_under_load_fails_no_request(stack: Stac
     prompt = [300 + n % 200 for n in range(3100)]
     expected = legs.tokens_of(legs.decode(stack.worker("decode"), prompt, None, cache_salt="alone"))
     body = legs.GREEDY | {"prompt": prompt, "max_tokens": legs.NUM_TOKENS}
-    generations, before = stack.generations(), legs.paths(stack.url)
+    generations, before = stack.generations(), legs.paths(stack.control_url)
     with SteadyLoad(stack) as load, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(legs.send, stack.url, body, 120.0)
         time.sleep(1.5)
@@ -33,7 +33,7 @@ def test_a_prefill_that_dies_at_its_work_under_load_fails_no_request(stack: Stac
     assert load.wrong == []
     assert not load.failures
     assert load.longest_s < 60, "a request hung"
-    now = legs.paths(stack.url)
+    now = legs.paths(stack.control_url)
     assert sum(now[why] - before.get(why, 0) for why in ("no_prefill", "prefill_failed")) > 0
 
 

@@ -22,7 +22,7 @@ def test_prefill_restarted_twenty_times_costs_no_wrong_token(
             for _ in range(NUM_RESTARTS if policy == "recompute" else NUM_RESTARTS // 4):
                 kill_and_wait(stack, "prefill")
                 load.wait_for_right_answers(5)
-        paths = {reason: value for reason, value in legs.paths(stack.url).items() if value}
+        paths = {reason: value for reason, value in legs.paths(stack.control_url).items() if value}
         note(f"{policy}: {load.right} right, failures {dict(load.failures)}, longest {load.longest_s:.1f} s, {paths}")
         assert load.wrong == []
         assert load.longest_s < 60, "a request hung"

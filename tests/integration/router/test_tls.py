@@ -64,7 +64,7 @@ async def served_at(app: Any, host: str, pair: Pair | None = None) -> AsyncItera
         place = f"[{host}]" if ":" in host else host
         yield f"{'http' if pair is None else 'https'}://{place}:{sock.getsockname()[1]}"
     finally:
-        server.should_exit = True
+        server.stopping.set()
         await task
 
 
