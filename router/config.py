@@ -5,7 +5,6 @@ An unknown key or a wrong value stops the start with the key's name; values are 
 """
 
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -13,7 +12,7 @@ from urllib.parse import urlsplit
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
 
-from wire.worker_config import CLUSTER_TOKEN_ENV
+from wire.worker_config import CLUSTER_TOKEN_ENV, is_loopback
 
 ENV_PREFIX = "TANDEM_ROUTER_"
 
@@ -69,12 +68,7 @@ class RouterConfig(BaseModel):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the router."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
 
 def load_config(
