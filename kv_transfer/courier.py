@@ -1,7 +1,7 @@
 """Sends what a decode engine owes prefill engines beside the reads: renewals while a request waits, and releases.
 
-Renewals go out every sixth of a lease, one message an engine; releases at once. All by the side channel, in a thread
-for each engine that something is owed to: one that does not answer delays nobody else.
+Renewals go out every sixth of a lease, all of an engine's in one message where it holds them; releases at once. By the
+side channel, in a thread for each engine that something is owed to: one that does not answer delays nobody else.
 """
 
 import json
@@ -19,6 +19,7 @@ logger = logging.getLogger("vllm.tandem.kv_transfer")
 
 RENEWALS_PER_LEASE = 6
 RELEASE_ATTEMPTS = 3
+MAX_RENEWALS_PER_MESSAGE = 4000  # 36 bytes each; the side channel takes no message of more than 256 KiB
 
 Send = Callable[[str, int, bytes, bytes], bytes]
 
@@ -93,7 +94,8 @@ class Courier:
                 if address in self._renewing:  # it does not answer; another message like the last one helps nobody
                     continue
                 self._renewing.add(address)
-            self._submit(address, partial(self._renew, address, ids))
+            parts = [ids[at : at + MAX_RENEWALS_PER_MESSAGE] for at in range(0, len(ids), MAX_RENEWALS_PER_MESSAGE)]
+            self._submit(address, partial(self._renew, address, parts))
 
     def _submit(self, address: tuple[str, int], job: Callable[[], None]) -> None:
         with self._lock:
@@ -115,9 +117,13 @@ class Courier:
             except Exception:
                 logger.exception("a message to %s:%d was not sent", *address)
 
-    def _renew(self, address: tuple[str, int], handoff_ids: list[str]) -> None:
+    def _renew(self, address: tuple[str, int], parts: list[list[str]]) -> None:
         with self._lock:
             self._renewing.discard(address)
+        for handoff_ids in parts:
+            self._renew_part(address, handoff_ids)
+
+    def _renew_part(self, address: tuple[str, int], handoff_ids: list[str]) -> None:
         try:
             over = json.loads(self._send(*address, self._renew_verb, json.dumps(handoff_ids).encode()))
         except (TransferError, ValueError) as e:  # or the answer is no JSON

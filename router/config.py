@@ -6,7 +6,6 @@ as some are secrets.
 """
 
 from collections.abc import Mapping
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -25,7 +24,7 @@ from pydantic import (
 )
 
 from router.api_keys import name_keys
-from wire.worker_config import CLUSTER_TOKEN_ENV
+from wire.worker_config import CLUSTER_TOKEN_ENV, is_loopback
 
 ENV_PREFIX = "TANDEM_ROUTER_"
 
@@ -151,12 +150,7 @@ class RouterConfig(BaseModel):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the router."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)
 
 
 def load_config(

@@ -6,6 +6,7 @@ Pure: works on what workers say of themselves, as registrations or as checks bef
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from wire.handoff import HANDOFF_KEY_ENV
 from wire.versions import may_pair
 from wire.worker import WorkerCheck, WorkerRegistration, WorkerRole
 
@@ -17,20 +18,16 @@ MAX_NAMED_WORKERS = 4
 
 def is_same_identity(one: Identity, other: Identity) -> bool:
     """Whether both say the same of all that decides with whom they pair."""
-    return (one.role, one.model, one.wire_version, one.fingerprint) == (
-        other.role,
-        other.model,
-        other.wire_version,
-        other.fingerprint,
-    )
+    return _what_decides(one) == _what_decides(other)
 
 
 def is_pair(prefill: Identity, decode: Identity) -> bool:
-    """Whether ``decode`` can read what ``prefill`` computes and writes: same model, wire versions, fingerprints."""
+    """Whether ``decode`` can read what ``prefill`` computes, writes and signs."""
     return (
         prefill.model == decode.model
         and may_pair(prefill.wire_version, decode.wire_version)
         and prefill.fingerprint == decode.fingerprint
+        and _accepts(decode, prefill)
     )
 
 
@@ -41,11 +38,26 @@ def find_mismatch(newcomer: Identity, others: Sequence[Identity]) -> str | None:
     """
     if not others or any(is_pair(*_by_role(newcomer, other)) for other in others):
         return None
-    reasons = [*_version_reasons(newcomer, others), *_fingerprint_reasons(newcomer, others)]
+    reasons = [
+        *_version_reasons(newcomer, others),
+        *_key_reasons(newcomer, others),
+        *_fingerprint_reasons(newcomer, others),
+    ]
     return (
         f"{newcomer.role.value.capitalize()} worker {newcomer.worker_id} pairs with no {others[0].role.value} worker "
         f"of model `{newcomer.model[:MAX_VALUE_CHARS]}`: {'; '.join(reasons)}."
     )
+
+
+def _what_decides(one: Identity) -> tuple[object, ...]:
+    return one.role, one.model, one.wire_version, one.fingerprint, one.handoff_key, one.handoff_keys
+
+
+def _accepts(decode: Identity, prefill: Identity) -> bool:
+    """Whether ``decode`` has the key that ``prefill`` signs with; where one of them doesn't say, it may."""
+    if prefill.handoff_key is None or not decode.handoff_keys:
+        return True
+    return prefill.handoff_key in decode.handoff_keys
 
 
 def _by_role(one: Identity, other: Identity) -> tuple[Identity, Identity]:
@@ -60,6 +72,20 @@ def _version_reasons(newcomer: Identity, others: Sequence[Identity]) -> Iterable
             strangers[str(other.wire_version)].append(other.worker_id)
     if strangers:
         yield "wire versions don't pair: " + _both_sides(str(newcomer.wire_version), newcomer, strangers)
+
+
+def _key_reasons(newcomer: Identity, others: Sequence[Identity]) -> Iterable[str]:
+    strangers: dict[str, list[str]] = defaultdict(list)
+    for other in others:
+        prefill, decode = _by_role(newcomer, other)
+        if not _accepts(decode, prefill):
+            strangers[_shown(_key_of(other))].append(other.worker_id)
+    if strangers:
+        yield f"ids of {HANDOFF_KEY_ENV} don't pair: " + _both_sides(_shown(_key_of(newcomer)), newcomer, strangers)
+
+
+def _key_of(one: Identity) -> str | None:
+    return one.handoff_key if one.role is WorkerRole.PREFILL else " or ".join(one.handoff_keys)
 
 
 def _fingerprint_reasons(newcomer: Identity, others: Sequence[Identity]) -> Iterable[str]:

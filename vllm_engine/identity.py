@@ -98,6 +98,8 @@ def check_with_router(config: WorkerConfig, identity: WorkerIdentity) -> None:
         role=config.role,
         model=config.served_model_name,
         fingerprint=identity.fingerprint,
+        handoff_key=identity.keys.signs,
+        handoff_keys=identity.keys.verifies,
     )
     try:
         reply = httpx.post(

@@ -101,6 +101,8 @@ class WorkerProcess:
             kv_host=c.kv_transfer.host,
             kv_port=c.kv_transfer.port,
             fingerprint=self.identity.fingerprint,
+            handoff_key=self.identity.keys.signs,
+            handoff_keys=self.identity.keys.verifies,
         )
 
     async def set_peers(self, peers: tuple[KVPeer, ...]) -> None:

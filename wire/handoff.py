@@ -35,6 +35,10 @@ def _only_a_flag(value: object) -> object:
 Yes = Annotated[Literal[True], BeforeValidator(_only_a_flag)]
 No = Annotated[Literal[False], BeforeValidator(_only_a_flag)]
 HANDOFF_KEY_ENV = "TANDEM_HANDOFF_KEY"
+MAX_HANDOFF_KEYS = 16  # two are in use while one replaces the other
+KEY_ID_PATTERN = r"^[0-9a-f]{12}$"
+KeyId = Annotated[str, Field(pattern=KEY_ID_PATTERN)]
+_KEY_ID_CONTEXT = b"tandem handoff key id"  # no handoff's JSON is this, so no id is a signature
 # Not signed: the signature itself, and what prefill's vLLM adds after us.
 _UNSIGNED = frozenset({"signature", "remote_prefill_cached_tokens"})
 
@@ -112,12 +116,20 @@ class ReleaseReply(BaseModel):
 class HandoffKeys:
     """The deployment's handoff keys: the first signs, each of them verifies, so that a key can be replaced.
 
+    Ids tell keys apart where the keys themselves must not be known, as in the router; nothing follows from an id but
+    whether it is of a key that one has.
+
     Args:
-        text: the value of ``TANDEM_HANDOFF_KEY``: one key, or several separated by commas, the newest first.
+        text: the value of ``TANDEM_HANDOFF_KEY``: one key, or several separated by commas, the signing one first.
 
     Raises:
-        ValueError: no key.
+        ValueError: no key, or more than ``MAX_HANDOFF_KEYS``.
     """
+
+    signs: str
+    """Id of the key that signs."""
+    verifies: tuple[str, ...]
+    """Ids of all keys."""
 
     def __init__(self, text: str) -> None:
         self._keys = [key.strip().encode() for key in text.split(",") if key.strip()]
@@ -125,6 +137,10 @@ class HandoffKeys:
             raise ValueError(
                 f"{HANDOFF_KEY_ENV} is not set: handoffs are signed with it, all workers of a deployment need the same"
             )
+        if len(self._keys) > MAX_HANDOFF_KEYS:
+            raise ValueError(f"{HANDOFF_KEY_ENV} holds {len(self._keys)} keys, more than {MAX_HANDOFF_KEYS}")
+        self.verifies = tuple(_key_id(key) for key in self._keys)
+        self.signs = self.verifies[0]
 
     def sign(self, handoff: KVHandoff) -> KVHandoff:
         """``handoff`` with its signature; the one it carries is ignored."""
@@ -149,6 +165,10 @@ def prompt_digest(token_ids: Sequence[int], salt: str = "") -> str:
     digest.update(array("q", token_ids).tobytes())
     digest.update(salt.encode(errors="surrogatepass"))
     return digest.hexdigest()
+
+
+def _key_id(key: bytes) -> str:
+    return hmac.new(key, _KEY_ID_CONTEXT, "sha256").hexdigest()[:12]
 
 
 def _mac(key: bytes, handoff: KVHandoff) -> str:

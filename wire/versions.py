@@ -13,7 +13,7 @@ HISTORY = MappingProxyType(
     {
         1: "first: unsigned handoffs, expiry by wall clock, equal tensor parallelism",
         2: "handoffs are signed and bound to their prompt, leases end by a fence that decode reads, unequal tensor "
-        "parallelism, fingerprints in the handshake",
+        "parallelism, fingerprints in the handshake, side channel under CURVE",
     }
 )
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from wire.handoff import Port
+from wire.handoff import MAX_HANDOFF_KEYS, KeyId, Port
 from wire.parallelism import Parallelism
 from wire.versions import WIRE_VERSION
 
@@ -24,6 +24,11 @@ class WorkerState(StrEnum):
 
 
 Fingerprint = Annotated[dict[str, str], Field(max_length=64)]
+# By ids (wire.handoff.HandoffKeys). Unknown on workers older than these fields: they pair as if the keys were right.
+SigningKey = Annotated[KeyId | None, Field(description="id of the key that this worker signs handoffs with")]
+AcceptedKeys = Annotated[
+    tuple[KeyId, ...], Field(max_length=MAX_HANDOFF_KEYS, description="ids of the keys whose handoffs it reads")
+]
 
 
 class WorkerCheck(BaseModel):
@@ -36,6 +41,8 @@ class WorkerCheck(BaseModel):
     model: str = Field(min_length=1)
     wire_version: int = WIRE_VERSION
     fingerprint: Fingerprint
+    handoff_key: SigningKey = None
+    handoff_keys: AcceptedKeys = ()
 
 
 class WorkerRegistration(BaseModel):
@@ -57,6 +64,8 @@ class WorkerRegistration(BaseModel):
     kv_host: str = Field(min_length=1, max_length=253, description="address of the KV side channel")
     kv_port: Port
     fingerprint: Fingerprint = Field(description="what must be equal on prefill and decode, by name")
+    handoff_key: SigningKey = None
+    handoff_keys: AcceptedKeys = ()
 
 
 class WorkerStatus(BaseModel):

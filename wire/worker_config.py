@@ -9,6 +9,7 @@ writes one line of ``EXIT_REASON_PREFIX`` and the reason to standard error and e
 then shows that line and stops the deployment.
 """
 
+from ipaddress import ip_address
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -27,6 +28,16 @@ def check_advertised_host(host: str) -> str:
     if host in UNUSABLE_ADVERTISED_HOSTS:
         raise ValueError(f"{host!r} can't be advertised to peers; give the address at which others reach this worker")
     return host
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on is reached from this machine alone. Names other than localhost don't count."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 class KVTransferPolicy(BaseModel):

@@ -53,9 +53,9 @@ def decode(clock: Clock) -> Iterator[Engine]:
     engine.side.shutdown()
 
 
-def ask(engine: Engine, verb: bytes, payload: object = None, token: str = TOKEN) -> bytes:
+def ask(engine: Engine, verb: bytes, payload: object = None, token: str = TOKEN, timeout_s: float = 5) -> bytes:
     encoded = b"" if payload is None else json.dumps(payload).encode()
-    return side_channel.ask("127.0.0.1", engine.port, verb, encoded, token=token, timeout_s=5)
+    return side_channel.ask("127.0.0.1", engine.port, verb, encoded, token=token, timeout_s=timeout_s)
 
 
 def name_to(decode: Engine, *peers: Engine) -> None:
@@ -159,8 +159,8 @@ def test_the_greeting_carries_all_ranks_in_order(prefill: Engine) -> None:
 )
 def test_a_stranger_can_change_and_learn_nothing(prefill: Engine, verb: bytes) -> None:
     granted(prefill)
-    with pytest.raises(TransferFailed, match="token"):
-        ask(prefill, verb, [], token="guess")
+    with pytest.raises(TransferFailed, match=CLUSTER_TOKEN_ENV):
+        ask(prefill, verb, [], token="guess", timeout_s=0.2)
     assert num_leases(prefill) == 1
 
 
@@ -179,6 +179,14 @@ def test_a_malformed_message_is_refused_and_the_next_one_heard(prefill: Engine, 
     with pytest.raises(TransferFailed, match="refused"):
         ask(prefill, verb, payload)
     assert num_leases(prefill) == 0
+
+
+def test_a_list_of_thousands_of_wrong_peers_is_one_line_in_the_log(
+    decode: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(TransferFailed, match="5000 validation errors"):
+        ask(decode, side_channel.PEERS, [{"engine_id": 7}] * 5000)
+    assert sum(record.getMessage().count("\n") + 1 for record in caplog.records) == 1
 
 
 def test_the_status_counts_leases_and_names_the_row(prefill: Engine) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kv_transfer.courier import RELEASE_ATTEMPTS, Courier
+from kv_transfer import side_channel
+from kv_transfer.courier import MAX_RENEWALS_PER_MESSAGE, RELEASE_ATTEMPTS, Courier
 from tests.unit.kv_transfer.factories import HOST, PORT, Clock, handoff, log_lines, wait_for
 from wire.errors import TransferFailed
 
@@ -105,6 +106,26 @@ def test_one_message_an_engine_carries_all_its_leases(courier: Courier, post: Po
     wait_for(lambda: len(post.sent) == 2)
     assert post.renewals() == [[ids[0], ids[1]]]
     assert post.renewals(OTHER) == [[ids[2]]]
+
+
+def test_more_leases_than_a_message_holds_go_in_several(
+    courier: Courier, post: Post, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kv_transfer.courier.MAX_RENEWALS_PER_MESSAGE", 2)
+    ids = [digit * 32 for digit in "abcde"]
+    for handoff_id in ids:
+        courier.keep(f"r-{handoff_id}", handoff(handoff_id=handoff_id))
+    post.failures[ADDRESS] = 1
+    looked(courier)
+    clock.now += 5
+    look_again(courier)
+    wait_for(lambda: len(post.sent) == 3)
+    assert post.renewals() == [ids[:2], ids[2:4], ids[4:]]
+
+
+def test_the_side_channel_takes_the_longest_message_of_renewals() -> None:
+    longest = json.dumps(["a" * 32] * MAX_RENEWALS_PER_MESSAGE)
+    assert len(longest) < 0.9 * side_channel._MAX_FRAME_BYTES
 
 
 def test_the_shortest_lease_sets_the_pace(courier: Courier, post: Post, clock: Clock) -> None:

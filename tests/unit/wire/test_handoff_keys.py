@@ -1,12 +1,14 @@
 """A signature holds for exactly one handoff and for the deployment's own keys."""
 
+import hashlib
 import json
+import re
 
 import pytest
 from pydantic import ValidationError
 
 from tests.unit.wire.factories import CHANGES, HANDOFF
-from wire.handoff import HANDOFF_KEY_ENV, HandoffKeys, KVHandoff
+from wire.handoff import HANDOFF_KEY_ENV, KEY_ID_PATTERN, MAX_HANDOFF_KEYS, HandoffKeys, KVHandoff
 
 OLD, NEW = "old-key", "new-key"
 
@@ -78,3 +80,24 @@ def test_no_key_is_an_error_that_names_the_variable(text: str) -> None:
 
 def test_keys_are_not_shown() -> None:
     assert OLD not in repr(HandoffKeys(OLD))
+
+
+def test_ids_name_the_signing_key_and_all_keys_in_their_order() -> None:
+    new, old, both = HandoffKeys(NEW), HandoffKeys(OLD), HandoffKeys(f"{NEW}, {OLD}")
+    assert (new.verifies, old.verifies) == ((new.signs,), (old.signs,))
+    assert (both.signs, both.verifies) == (new.signs, (new.signs, old.signs))
+    assert new.signs != old.signs
+    assert all(re.match(KEY_ID_PATTERN, key_id) for key_id in both.verifies)
+
+
+def test_an_id_is_no_part_of_a_key_nor_a_digest_that_others_make_of_it(signed: KVHandoff) -> None:
+    [key_id] = HandoffKeys(OLD).verifies
+    assert key_id not in OLD.encode().hex()
+    assert not hashlib.sha256(OLD.encode()).hexdigest().startswith(key_id)
+    assert not signed.signature.startswith(key_id)
+
+
+def test_more_keys_than_a_registration_holds_are_refused_by_the_variable_s_name() -> None:
+    HandoffKeys(",".join(map(str, range(MAX_HANDOFF_KEYS))))
+    with pytest.raises(ValueError, match=HANDOFF_KEY_ENV):
+        HandoffKeys(",".join(map(str, range(MAX_HANDOFF_KEYS + 1))))

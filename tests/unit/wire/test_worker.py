@@ -28,6 +28,9 @@ def test_a_registration_survives_json() -> None:
         ("kv_port", "5600"),
         ("fingerprint", {"block_size": 128}),
         ("fingerprint", {str(n): "" for n in range(65)}),
+        ("handoff_key", "the key itself"),
+        ("handoff_key", ""),
+        ("handoff_keys", [f"{n:012x}" for n in range(17)]),
         ("surprise", 1),
     ],
 )
@@ -41,6 +44,16 @@ def test_a_wrong_registration_is_refused_by_name(field: str, value: Any) -> None
 def test_a_registration_without_what_a_peer_needs_is_refused(field: str) -> None:
     with pytest.raises(ValidationError, match=field):
         WorkerRegistration.model_validate({k: v for k, v in REGISTRATION.items() if k != field})
+
+
+def test_a_key_that_is_no_id_is_refused_by_name() -> None:
+    with pytest.raises(ValidationError, match="handoff_keys"):
+        WorkerRegistration.model_validate(REGISTRATION | {"handoff_keys": ["0" * 12, "the key itself"]})
+
+
+def test_a_worker_that_does_not_say_its_keys_has_unknown_ones() -> None:
+    for said in (WorkerRegistration.model_validate(REGISTRATION), WorkerCheck.model_validate(CHECK)):
+        assert (said.handoff_key, said.handoff_keys) == (None, ())
 
 
 def test_a_check_needs_only_what_decides_a_pair() -> None:
