@@ -15,6 +15,8 @@ SEEN_BY_WORKERS = {
 # Everything that a client could try to reach a worker with, or that something on its way may add.
 OF_A_CLIENT = {
     "authorization": "Bearer client-key",
+    "x-api-key": "client-key",
+    "anthropic-version": "2023-06-01",
     "cookie": "a=b",
     "accept": "text/event-stream",
     "accept-encoding": "gzip, br",

@@ -95,6 +95,13 @@ def test_a_right_key_gives_its_name() -> None:
     assert [name_of(auth, key) for key in ("sk-1", "sk-2", "sk-3")] == ["alice", "key-2", "alice"]
 
 
+def test_a_key_may_come_in_either_header_and_a_wrong_one_beside_it_does_not_matter() -> None:
+    auth = auth_of("alice:sk-1", "bob:sk-2")
+    assert auth.check({"x-api-key": "sk-2"}) == "bob"
+    assert auth.check({"authorization": "Bearer none", "x-api-key": "sk-2"}) == "bob"
+    assert auth.check({"authorization": "Bearer sk-1", "x-api-key": "none"}) == "alice"
+
+
 @pytest.mark.parametrize("given", ["", "sk", "sk-11", "alice:sk-1", "alice", "SK-1", "\xff", "x" * 100_000])
 def test_anything_else_lets_nobody_in(given: str) -> None:
     assert not is_let_in(auth_of("alice:sk-1"), given)
