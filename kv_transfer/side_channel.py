@@ -32,16 +32,20 @@ _KEY_CONTEXT = b"tandem-kv-curve"  # no other use of the token gives the same by
 _POLL_MS = 200  # how soon the thread notices that it shall stop
 
 
+class UnsafeSideChannel(ValueError):
+    """A side channel that strangers could listen to or use; it is not opened."""
+
+
 def server_keys(token: str) -> tuple[bytes, bytes]:
     """Public and secret CURVE key (Z85) of every side channel of the deployment that has this cluster token.
 
     Both are secrets: who knows the public one may ask.
 
     Raises:
-        ValueError: the installed ZeroMQ library can't encrypt.
+        UnsafeSideChannel: the installed ZeroMQ library can't encrypt.
     """
     if not zmq.has("curve"):
-        raise ValueError("the installed ZeroMQ library was built without CURVE, which the KV side channel needs")
+        raise UnsafeSideChannel("the installed ZeroMQ library was built without CURVE, which the KV side channel needs")
     secret = z85.encode(hashlib.blake2b(token.encode(), digest_size=32, person=_KEY_CONTEXT).digest())
     return zmq.curve_public(secret), secret
 
@@ -50,11 +54,11 @@ def check_secrecy(host: str, token: str) -> None:
     """Whether a side channel may listen at ``host`` with the keys of ``token``.
 
     Raises:
-        ValueError: it may not, and why.
+        UnsafeSideChannel: it may not, and why.
     """
     server_keys(token)
     if not token and not is_loopback(host):
-        raise ValueError(
+        raise UnsafeSideChannel(
             f"{CLUSTER_TOKEN_ENV} is not set, and the KV side channel listens at {host}, which others can reach"
         )
 
@@ -65,7 +69,7 @@ class SideChannelServer:
     The port is bound in the constructor, so that a taken port fails the start-up and never another engine's peer.
 
     Raises:
-        ValueError: see ``check_secrecy``.
+        UnsafeSideChannel: see ``check_secrecy``.
         zmq.ZMQError: the address can't be bound.
     """
 

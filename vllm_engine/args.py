@@ -9,7 +9,7 @@ from wire.worker_config import WorkerConfig
 CONNECTOR = "RowConnector"
 CONNECTOR_MODULE = "kv_transfer.connector"
 
-_KV_ROLE = {WorkerRole.PREFILL: "kv_producer", WorkerRole.DECODE: "kv_consumer"}
+KV_ROLE = {WorkerRole.PREFILL: "kv_producer", WorkerRole.DECODE: "kv_consumer"}
 
 
 def kv_transfer_json(config: WorkerConfig, engine_id: str, fingerprint: Fingerprint) -> str:
@@ -24,7 +24,7 @@ def kv_transfer_json(config: WorkerConfig, engine_id: str, fingerprint: Fingerpr
         {
             "kv_connector": CONNECTOR,
             "kv_connector_module_path": CONNECTOR_MODULE,
-            "kv_role": _KV_ROLE[config.role],
+            "kv_role": KV_ROLE[config.role],
             "engine_id": engine_id,
             "kv_buffer_device": config.device,
             "kv_load_failure_policy": config.kv_transfer.load_failure_policy,

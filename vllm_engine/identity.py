@@ -14,7 +14,7 @@ import httpx
 from kv_transfer.fingerprint import fingerprint
 from wire.handoff import HANDOFF_KEY_ENV, HandoffKeys
 from wire.worker import Fingerprint, WorkerCheck
-from wire.worker_config import CLUSTER_TOKEN_ENV, WorkerConfig
+from wire.worker_config import CLUSTER_TOKEN_ENV, WorkerConfig, is_loopback
 
 logger = logging.getLogger("vllm.tandem.worker")
 
@@ -24,11 +24,11 @@ SHARED_FLAGS = ("--kv-cache-dtype", "--attention-config", "--hf-overrides", "--q
 
 
 class WrongIdentity(Exception):
-    """No handoff key, or a checkpoint that can't be read."""
+    """No handoff key, no cluster token where others can reach the worker, or a checkpoint that can't be read."""
 
 
 class RegistrationRefused(Exception):
-    """The router says that this worker can pair with no other; the message names what differs."""
+    """The router says that this worker can pair with no other, or does not know it; the message names what differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class WorkerIdentity:
         """Read the checkpoint's files and the secrets.
 
         Raises:
-            WrongIdentity: no handoff key, or the checkpoint can't be read.
+            WrongIdentity: see there.
         """
         generation = uuid.uuid4().hex[:12]
         engine = {
@@ -55,7 +55,9 @@ class WorkerIdentity:
             "max_model_len": config.max_model_len,
             **{flag: _given(flag, config.extra_vllm_args) for flag in SHARED_FLAGS},
         }
+        token = environ.get(CLUSTER_TOKEN_ENV, "")
         try:
+            _check_token(config, token)
             keys = HandoffKeys(environ.get(HANDOFF_KEY_ENV, ""))
             values = fingerprint(Path(config.model), engine)
         except (OSError, ValueError) as e:
@@ -65,13 +67,20 @@ class WorkerIdentity:
             engine_id=f"{config.worker_id}-{generation}",
             fingerprint=values,
             keys=keys,
-            token=environ.get(CLUSTER_TOKEN_ENV, ""),
+            token=token,
         )
 
     def headers(self) -> dict[str, str]:
         """Of a JSON request to the router."""
         headers = {"content-type": "application/json"}
         return headers | {"authorization": f"Bearer {self.token}"} if self.token else headers
+
+
+def _check_token(config: WorkerConfig, token: str) -> None:
+    """Raises ValueError: without a token, whoever can reach the worker could use its engine and read its KV."""
+    for host in (config.host, config.kv_transfer.host):
+        if not token and not is_loopback(host):
+            raise ValueError(f"{CLUSTER_TOKEN_ENV} is not set, and the worker listens at {host}, not on loopback")
 
 
 def _given(flag: str, args: Sequence[str]) -> str | None:
@@ -116,6 +125,9 @@ def check_with_router(config: WorkerConfig, identity: WorkerIdentity) -> None:
 
 def raise_if_refused(reply: httpx.Response) -> None:
     """Raises RegistrationRefused with the router's reason when ``reply`` says that trying again can't help."""
+    if reply.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+        fault = "is another than the router's" if "authorization" in reply.request.headers else "is not set"
+        raise RegistrationRefused(f"the router answered with {reply.status_code}: {CLUSTER_TOKEN_ENV} {fault}")
     if reply.status_code not in (httpx.codes.CONFLICT, httpx.codes.BAD_REQUEST):
         return
     try:

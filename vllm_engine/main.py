@@ -10,8 +10,10 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
+from kv_transfer.side_channel import UnsafeSideChannel, check_secrecy
 from kv_transfer.transport import prepare_env
 from vllm_engine.args import vllm_env
+from vllm_engine.connector_check import WrongConnector
 from vllm_engine.identity import RegistrationRefused, WorkerIdentity, WrongIdentity, check_with_router
 from wire.worker import WorkerRole
 from wire.worker_config import EXIT_CONFIG, EXIT_REASON_PREFIX, WorkerConfig
@@ -33,6 +35,7 @@ def main(role: WorkerRole, role_args: Sequence[str]) -> None:
         _refuse(path, str(e))
     try:
         identity = WorkerIdentity.create(config, os.environ)
+        check_secrecy(config.kv_transfer.host, identity.token)
         check_with_router(config, identity)
         with TemporaryDirectory(prefix="tandem-ucx-") as ucx_logs:
             # Before vLLM and NIXL are imported: they read their environment once. What the user set stays.
@@ -42,7 +45,7 @@ def main(role: WorkerRole, role_args: Sequence[str]) -> None:
             from vllm_engine.server import run
 
             run(config, identity, role_args)
-    except (RegistrationRefused, WrongIdentity) as e:
+    except (RegistrationRefused, UnsafeSideChannel, WrongConnector, WrongIdentity) as e:
         _end(str(e))
 
 

@@ -15,14 +15,17 @@ from typing import Any
 import httpx
 import uvloop
 from fastapi import FastAPI
+from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.launchers.api_server.entry import build_async_engine_client
 from vllm.entrypoints.launchers.app import build_app
 from vllm.entrypoints.launchers.launcher import serve_http, setup_server
+from vllm.usage.usage_lib import UsageContext
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_engine.args import vllm_args
 from vllm_engine.auth import App, ClusterAuth
+from vllm_engine.connector_check import check_connector
 from vllm_engine.handoff_guard import HandoffGuard
 from vllm_engine.heartbeat import Heartbeat
 from vllm_engine.identity import RegistrationRefused, WorkerIdentity
@@ -41,11 +44,15 @@ def run(config: WorkerConfig, identity: WorkerIdentity, role_args: Sequence[str]
 
     Raises:
         RegistrationRefused: the router can pair this worker with no other.
+        WrongConnector: vLLM's arguments end up without our connector.
     """
     cli = _cli_args_module()
     parser = cli.make_arg_parser(FlexibleArgumentParser(description="tandem worker"))
     args = parser.parse_args(vllm_args(config, identity.engine_id, identity.fingerprint, role_args))
     cli.validate_parsed_serve_args(args)
+    if config.extra_vllm_args:  # no others can replace ours; built once more later, which takes less than a model
+        planned = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        check_connector(config, identity.engine_id, planned.kv_transfer_config)
     uvloop.run(_serve(config, identity, args))
 
 
@@ -62,6 +69,7 @@ async def _serve(config: WorkerConfig, identity: WorkerIdentity, args: argparse.
     _, sock = setup_server(args, reuse_port=False)
     with sock:
         async with build_async_engine_client(args) as engine:
+            check_connector(config, identity.engine_id, engine.vllm_config.kv_transfer_config)
             process = WorkerProcess(config, identity, engine)
             process.row_bytes = (await process.connector_status())["row_bytes"]
             await _serve_http(process, await _build_app(process, args), args, sock)

@@ -9,8 +9,9 @@ import pytest
 
 from tests import legs
 from tests.e2e.conftest import MAX_MODEL_LEN
-from tests.stack import MODEL, Stack, free_port, openai_client, stop
+from tests.stack import HANDOFF_KEY, MODEL, Stack, free_port, openai_client, stop
 from tests.workers import start_worker, static_router, worker_config
+from wire.handoff import HandoffKeys
 from wire.worker_config import EXIT_CONFIG
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -47,6 +48,44 @@ def test_an_address_that_each_peer_would_take_for_itself_is_refused(stack: Stack
 def test_a_worker_without_a_handoff_key_is_refused(stack: Stack, tmp_path: Path) -> None:
     text = refusal_of(worker_config("prefill", stack.checkpoint), tmp_path, TANDEM_HANDOFF_KEY="")
     assert "TANDEM_HANDOFF_KEY" in text
+
+
+@pytest.mark.parametrize("token", ["", "another token"])
+def test_a_worker_without_the_router_s_token_is_refused(stack: Stack, tmp_path: Path, token: str) -> None:
+    config = worker_config("decode", stack.checkpoint, router_url=stack.url)
+    assert "TANDEM_CLUSTER_TOKEN" in refusal_of(config, tmp_path, TANDEM_CLUSTER_TOKEN=token)
+
+
+def test_a_worker_that_others_can_reach_needs_a_token(stack: Stack, tmp_path: Path) -> None:
+    config = worker_config("decode", stack.checkpoint, host="0.0.0.0", advertise_url="http://10.0.0.7:8200")
+    assert "TANDEM_CLUSTER_TOKEN is not set" in refusal_of(config, tmp_path, TANDEM_CLUSTER_TOKEN="")
+
+
+def test_a_worker_with_another_handoff_key_is_refused(stack: Stack, tmp_path: Path) -> None:
+    """Else requests would go to it first, as it is idle, and each would be refused there."""
+    config = worker_config("decode", stack.checkpoint, router_url=stack.url)
+    text = refusal_of(config, tmp_path, TANDEM_HANDOFF_KEY="key of another deployment")
+    mine, theirs = HandoffKeys("key of another deployment").signs, HandoffKeys(HANDOFF_KEY).signs
+    assert f"ids of TANDEM_HANDOFF_KEY don't pair: {mine} on decode-alone, {theirs} on prefill-0" in text
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["--kv-transfer-config", "{}"],
+        ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'],
+        ["--kv-offloading-size", "1"],
+    ],
+    ids=["none", "stock", "offloading"],
+)
+def test_a_worker_whose_engine_would_lack_our_connector_is_refused(
+    stack: Stack, tmp_path: Path, args: list[str]
+) -> None:
+    """Case 35, for our own workers: all would answer 200, and prefill would be paid twice."""
+    config = worker_config("decode", stack.checkpoint, router_url=stack.url, extra_vllm_args=args)
+    text = refusal_of(config, tmp_path)
+    assert "kv_connector is" in text
+    assert "extra_vllm_args" in text
 
 
 def test_a_prefill_engine_without_a_connector_is_an_error_not_a_second_prefill(

@@ -110,7 +110,7 @@ def test_keys_follow_from_the_token_alone() -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "worker-3.example"])
 def test_without_a_token_nobody_but_this_machine_is_listened_to(host: str) -> None:
-    with pytest.raises(ValueError, match=rf"{CLUSTER_TOKEN_ENV} is not set.*{host}"):
+    with pytest.raises(side_channel.UnsafeSideChannel, match=rf"{CLUSTER_TOKEN_ENV} is not set.*{host}"):
         side_channel.SideChannelServer(host, free_port(), {}, token="")
 
 
@@ -130,5 +130,5 @@ def test_processes_without_a_token_understand_each_other() -> None:
 
 def test_a_library_that_can_t_encrypt_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zmq, "has", lambda what: what != "curve")
-    with pytest.raises(ValueError, match="without CURVE"):
+    with pytest.raises(side_channel.UnsafeSideChannel, match="without CURVE"):
         side_channel.SideChannelServer("127.0.0.1", free_port(), {}, token=TOKEN)

@@ -13,6 +13,7 @@ from vllm_engine.heartbeat import Heartbeat
 from vllm_engine.identity import RegistrationRefused
 from vllm_engine.state import WorkerProcess
 from wire.worker import WorkerHeartbeat, WorkerState
+from wire.worker_config import CLUSTER_TOKEN_ENV
 
 OTHER = PEER.model_copy(update={"engine_id": "prefill-1-life1", "host": "10.0.0.8"})
 ROUTER = "http://router.test"
@@ -114,6 +115,20 @@ async def test_a_refusal_of_the_first_beat_ends_them_with_the_router_s_reason(en
     beating.worker.config = beating.worker.config.model_copy(update={"heartbeat_s": 0.001})
     with pytest.raises(RegistrationRefused, match="weights differ"):
         await asyncio.wait_for(beating.heartbeat.run(), 20)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_first_beat_with_a_wrong_token_ends_them_by_its_name(engine: Engine, status: int) -> None:
+    beating = Beating((503, {}), (status, {}))
+    beating.worker.config = beating.worker.config.model_copy(update={"heartbeat_s": 0.001})
+    with pytest.raises(RegistrationRefused, match=CLUSTER_TOKEN_ENV):
+        await asyncio.wait_for(beating.heartbeat.run(), 20)
+
+
+async def test_a_registered_worker_goes_on_when_a_router_with_another_token_takes_over(engine: Engine) -> None:
+    beating = Beating(reply(PEER), (401, {}), reply(PEER, OTHER))
+    await beating.beat(3)
+    assert len(engine.told) == 2
 
 
 async def test_beats_of_several_askers_follow_each_other(engine: Engine) -> None:

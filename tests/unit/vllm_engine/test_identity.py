@@ -47,6 +47,19 @@ def test_secrets_come_from_the_environment_and_show_nowhere(config: WorkerConfig
     assert WorkerIdentity.create(config, {HANDOFF_KEY_ENV: KEY}).token == ""
 
 
+@pytest.mark.parametrize(
+    "change", [{"host": "0.0.0.0"}, {"host": "10.0.0.7"}, {"kv_transfer": {"port": 8250, "host": "10.0.0.7"}}]
+)
+@pytest.mark.parametrize("environ", [{}, {CLUSTER_TOKEN_ENV: ""}])
+def test_a_worker_that_others_can_reach_can_t_be_without_a_token(
+    config: WorkerConfig, change: dict[str, Any], environ: dict[str, str]
+) -> None:
+    reachable = worker_config(model=config.model, **change)
+    with pytest.raises(WrongIdentity, match=f"{CLUSTER_TOKEN_ENV} is not set"):
+        WorkerIdentity.create(reachable, {HANDOFF_KEY_ENV: KEY} | environ)
+    assert WorkerIdentity.create(reachable, ENVIRON).token == TOKEN
+
+
 @pytest.mark.parametrize("environ", [{}, {HANDOFF_KEY_ENV: ""}, {HANDOFF_KEY_ENV: " , "}])
 def test_a_worker_without_a_key_can_t_be(config: WorkerConfig, environ: dict[str, str]) -> None:
     with pytest.raises(WrongIdentity, match=HANDOFF_KEY_ENV):
@@ -113,7 +126,16 @@ def test_any_other_bad_request_lets_the_start_go_on() -> None:
         check_with_router(worker_config(router_url=router.url), identity())
 
 
-@pytest.mark.parametrize("status", [200, 400, 401, 404, 500, 503])
+@pytest.mark.parametrize("status", [401, 403])
+@pytest.mark.parametrize(("token", "fault"), [(TOKEN, "is another than"), ("", "is not set")])
+def test_a_wrong_or_missing_cluster_token_ends_the_start_by_its_name(status: int, token: str, fault: str) -> None:
+    refusal = pytest.raises(RegistrationRefused, match=f"{status}: {CLUSTER_TOKEN_ENV} {fault}")
+    with serving((status, b"who knows")) as router, refusal as refused:
+        check_with_router(worker_config(router_url=router.url), identity(token=token))
+    assert TOKEN not in str(refused.value)
+
+
+@pytest.mark.parametrize("status", [200, 400, 404, 500, 503])
 def test_any_other_answer_lets_the_start_go_on(status: int) -> None:
     with serving((status, b"who knows")) as router:
         check_with_router(worker_config(router_url=router.url), identity())

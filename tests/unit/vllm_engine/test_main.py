@@ -5,12 +5,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.unit.vllm_engine.factories import CONFIG, KEY, TOKEN, checkpoint
 from tests.unit.vllm_engine.routers import refusal, serving
+from vllm_engine.connector_check import WrongConnector
+from vllm_engine.identity import RegistrationRefused
 from vllm_engine.main import main
 from wire.handoff import HANDOFF_KEY_ENV
 from wire.worker import WorkerRole
@@ -82,6 +85,32 @@ def test_a_configuration_that_is_not_there_is_refused(start: Start) -> None:
 def test_a_missing_key_is_named(start: Start) -> None:
     start.monkeypatch.delenv(HANDOFF_KEY_ENV)
     assert HANDOFF_KEY_ENV in start.reason()
+
+
+def test_a_missing_token_is_named_where_others_can_reach_the_worker(start: Start) -> None:
+    start.monkeypatch.delenv(CLUSTER_TOKEN_ENV)
+    assert CLUSTER_TOKEN_ENV in start.reason(host="0.0.0.0", advertise_url="http://10.0.0.7:8200")
+
+
+def test_a_library_that_can_t_encrypt_the_side_channel_is_named(start: Start) -> None:
+    start.monkeypatch.setattr("zmq.has", lambda what: what != "curve")
+    assert "CURVE" in start.reason()
+
+
+def test_a_token_that_the_router_does_not_know_is_named(start: Start) -> None:
+    with serving((401, {})) as router:
+        reason = start.reason(router_url=router.url)
+    assert CLUSTER_TOKEN_ENV in reason
+    assert TOKEN not in reason
+
+
+@pytest.mark.parametrize("error", [RegistrationRefused, WrongConnector])
+def test_what_shows_only_while_the_engine_starts_is_told_the_same_way(start: Start, error: type[Exception]) -> None:
+    def run(*_: object) -> None:
+        raise error("the connector is another")
+
+    start.monkeypatch.setitem(sys.modules, "vllm_engine.server", SimpleNamespace(run=run))
+    assert start.reason() == "the connector is another"
 
 
 def test_a_checkpoint_that_can_t_be_read_is_named(start: Start) -> None:
