@@ -46,7 +46,13 @@ class OpenAiErrors:
         return b"data: " + self.whole(error) + b"\n\n"
 
     def of_worker(self, answer: WorkerAnswer) -> bytes:
-        return answer.body
+        if message_in(answer.body) is not None:
+            return answer.body
+        # An endpoint that the engine has not is refused by its web framework, in that one's own words.
+        kind, message = "invalid_request_error", "The worker refused the request."
+        if answer.status == 404:
+            kind, message = "not_found_error", "The model's workers do not serve this endpoint."
+        return _dump({"error": {"message": message, "type": kind, "param": None, "code": answer.status}})
 
 
 class ResponsesErrors(OpenAiErrors):

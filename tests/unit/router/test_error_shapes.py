@@ -114,3 +114,10 @@ def test_a_workers_refusal_becomes_anthropics(status: int, body: bytes, kind: st
 )
 def test_an_error_stands_for_a_status(body: bytes, status: int) -> None:
     assert status_in(body) == status
+
+
+@pytest.mark.parametrize("body", [b'{"detail":"Not Found"}', b"<html>", b"", b'{"error":{}}'])
+def test_a_refusal_that_has_no_shape_gets_one(body: bytes) -> None:
+    error = json.loads(OPENAI_ERRORS.of_worker(WorkerAnswer(404, {}, body)))["error"]
+    assert error["message"]
+    assert (error["type"], error["code"]) == ("not_found_error", 404)
