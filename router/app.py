@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from random import Random
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -28,13 +29,14 @@ from router.health import HealthProber
 from router.http1_client import Http1WorkerClient
 from router.key_usage import KeyUsage
 from router.legs import Legs, worker_headers
+from router.lifecycle import Lifecycle, build_lifecycle
 from router.metrics import METRICS_CONTENT_TYPE, RouterMetrics
 from router.openapi import complete_page
 from router.pass_through import PassThrough
 from router.pipeline import Pipeline
 from router.registry import WorkerRegistry
 from router.release import Releaser
-from router.select import POLICIES, Selector
+from router.select import make_selector, make_selectors
 from router.tls import worker_context
 from router.worker_client import WorkerClient
 from wire.errors import BadRequest, MethodNotAllowed, NotFound, ServingError
@@ -60,8 +62,7 @@ class RouterParts:
     clock: Callable[[], float]
     auth: ClientAuth
     usage: KeyUsage
-    stopping: asyncio.Event
-    """Set once the router was asked to stop: it isn't ready any more, and ends when its requests have."""
+    lifecycle: Lifecycle
 
 
 def _hex_ids() -> Callable[[], str]:
@@ -76,6 +77,7 @@ def build_parts(
     client: WorkerClient | None = None,
     clock: Callable[[], float] = time.monotonic,
     new_handoff_id: Callable[[], str] | None = None,
+    random: Random | None = None,
 ) -> RouterParts:
     """Wire the parts of a router; nothing runs yet.
 
@@ -88,18 +90,32 @@ def build_parts(
     metrics = RouterMetrics(registry.workers, lambda: active.num, usage)
     headers = worker_headers(config.cluster_token)
     releaser = Releaser(client=client, metrics=metrics, headers=headers, timeout_s=config.release_timeout_s)
-    legs = Legs(client=client, config=config)
+    legs, random = Legs(client=client, config=config), random or Random()
+    lifecycle = build_lifecycle(
+        config,
+        registry=registry,
+        metrics=metrics.lifecycle,
+        num_active=lambda: active.num,
+        clock=clock,
+        random=random,
+    )
     pipeline = Pipeline(
         registry=registry,
-        selectors={role: Selector(POLICIES[config.policy]()) for role in WorkerRole},
+        selectors=make_selectors(config, random),
         legs=legs,
         releaser=releaser,
         metrics=metrics,
+        lifecycle=lifecycle,
         clock=clock,
         new_handoff_id=new_handoff_id or _hex_ids(),
     )
     pass_through = PassThrough(
-        registry=registry, selector=Selector(POLICIES[config.policy]()), legs=legs, metrics=metrics, clock=clock
+        registry=registry,
+        selector=make_selector(config.policy, random),
+        legs=legs,
+        metrics=metrics,
+        lifecycle=lifecycle,
+        clock=clock,
     )
     prober = HealthProber(
         registry=registry,
@@ -121,7 +137,7 @@ def build_parts(
         clock=clock,
         auth=ClientAuth(configured_keys(config), usage),
         usage=usage,
-        stopping=asyncio.Event(),
+        lifecycle=lifecycle,
     )
 
 
@@ -200,6 +216,7 @@ def _add_generating_routes(app: RouterApp, parts: RouterParts) -> None:
             usage=parts.usage,
             metrics=parts.metrics,
             active=parts.active,
+            lifecycle=parts.lifecycle,
             max_body_bytes=parts.config.max_body_bytes,
             clock=parts.clock,
             new_request_id=new_request_id,
@@ -228,10 +245,11 @@ def _add_state_routes(app: FastAPI, parts: RouterParts) -> None:
     async def ready() -> JSONResponse:
         """200 when a READY prefill and a READY decode worker serve the same model; 503 says what is missing.
 
-        A router that was asked to stop is not ready, whatever workers it has.
+        Where decode may do without prefill, a READY decode worker is enough. A router that was asked to stop is not
+        ready, whatever workers it has.
         """
-        missing = [role.value for role in parts.registry.pools().missing_roles()]
-        is_ready = not missing and not parts.stopping.is_set()
+        missing = parts.registry.pools().missing_roles()
+        is_ready = not parts.lifecycle.drain.is_on and parts.lifecycle.fallback.can_serve(missing)
         return JSONResponse({"ready": is_ready, "missing": missing}, status_code=200 if is_ready else 503)
 
 

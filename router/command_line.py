@@ -52,8 +52,14 @@ def _metavar(name: str, field: FieldInfo) -> str:
         return "FILE"
     if field.annotation is bool:
         return "true|false"
-    choices = getattr(field.annotation, "__args__", ())
-    return "|".join(choices) if choices and all(isinstance(choice, str) for choice in choices) else "N"
+    choices = _choices(field.annotation)
+    return "|".join(choices) if choices else "N"
+
+
+def _choices(annotation: Any) -> list[str]:
+    """The words that may be given; none where it isn't words."""
+    arguments = getattr(annotation, "__args__", ())
+    return [word for one in arguments for word in ([one] if isinstance(one, str) else _choices(one))]
 
 
 def _help(name: str, field: FieldInfo) -> str:

@@ -64,7 +64,7 @@ def _check_keys(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
 WorkerUrl = Annotated[str, AfterValidator(_check_worker_url)]
 WorkerUrls = Annotated[tuple[WorkerUrl, ...], BeforeValidator(_split_commas)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split_commas), AfterValidator(_check_keys)]
-PolicyName = Literal["round_robin", "least_loaded"]
+PolicyName = Literal["round_robin", "least_loaded", "power_of_two", "queue_depth", "prefix_affinity"]
 
 
 class RouterConfig(BaseModel):
@@ -83,6 +83,29 @@ class RouterConfig(BaseModel):
     prefill: WorkerUrls = Field(default=(), description="static prefill workers' base URLs")
     decode: WorkerUrls = Field(default=(), description="static decode workers' base URLs")
     policy: PolicyName = Field(default="least_loaded", description="how a worker is picked among the usable ones")
+    prefill_policy: PolicyName | None = Field(default=None, description="the same for prefill alone; none: policy")
+    decode_policy: PolicyName | None = Field(default=None, description="the same for decode alone; none: policy")
+    no_prefill: Literal["strict", "decode_only"] = Field(
+        default="strict", description="without prefill: an error, or decode computes prompts itself"
+    )
+    prefill_tokens_per_worker: int = Field(
+        default=1 << 20, ge=0, description="prompt tokens in flight for each usable worker, others wait; 0: no limit"
+    )
+    decode_tokens_per_worker: int = Field(
+        default=8 << 20, ge=0, description="the same of decode, prompt and output together; 0: no limit"
+    )
+    max_queued_tokens: int = Field(
+        default=8 << 20, ge=0, description="that may wait for one role, more get a 429; 0: nothing waits"
+    )
+    queue_timeout_s: float = Field(default=60.0, ge=0, le=86400, description="longest wait, then a 504; 0: no limit")
+    ping_interval_s: float = Field(
+        default=15.0, ge=0, le=3600, description="between comments on a stream that has not begun; 0: none"
+    )
+    request_timeout_s: float = Field(default=0.0, ge=0, le=86400, description="a whole request; 0: no limit")
+    retry_ratio: float = Field(default=0.2, ge=0, le=1, description="second attempts for each request, at most")
+    breaker_failures: int = Field(default=5, ge=0, description="in a row, then a worker is left alone; 0: never")
+    breaker_open_s: float = Field(default=1.0, gt=0, le=3600, description="how long at first; doubled each time")
+    breaker_max_open_s: float = Field(default=60.0, gt=0, le=3600, description="how long at most")
     heartbeat_ttl_s: float = Field(default=15.0, gt=0, le=3600, description="a worker silent for longer is forgotten")
     health_interval_s: float = Field(default=2.0, gt=0, le=3600, description="between probes of a static worker")
     connect_timeout_s: float = Field(default=2.0, gt=0, le=600, description="to connect to a worker, TLS included")
@@ -129,6 +152,13 @@ class RouterConfig(BaseModel):
         if not set(seen).isdisjoint(_origin(url) for url in info.data.get("prefill", ())):
             raise ValueError("names a worker that prefill names too; one worker has one role")
         return urls
+
+    @field_validator("breaker_max_open_s")
+    @classmethod
+    def _is_no_less(cls, max_open_s: float, info: ValidationInfo) -> float:
+        if max_open_s < info.data.get("breaker_open_s", 0.0):
+            raise ValueError("is less than breaker_open_s")
+        return max_open_s
 
     @field_validator("tls_key_file")
     @classmethod

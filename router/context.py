@@ -69,6 +69,7 @@ class Stage(StrEnum):
     """How far a request has come; also where an error or a disconnect is counted."""
 
     ADMIT = "admit"
+    QUEUE = "queue"
     SELECT = "select"
     PREFILL = "prefill"
     DECODE = "decode"
@@ -90,6 +91,8 @@ class Plan(NamedTuple):
     route: Route
     reason: str
     """Why this route, from a fixed set of labels."""
+    priority: int = 0
+    """The client's wish, as vLLM has it: lower is earlier."""
 
 
 @dataclass(slots=True)
@@ -97,11 +100,12 @@ class RequestContext:
     """State of one request, owned by its one task.
 
     Filled by the endpoint: ``request_id``, ``endpoint``, ``start_s``, ``raw``, ``key_name``.
-    Filled by admit: ``body``, ``plan``.
+    Filled by admit: ``body``, ``plan``, ``prefill_tokens``, ``decode_tokens``.
+    Filled by the queue: ``prefill_held``, ``decode_held``.
     Filled by select: ``prefill``, and ``decode`` on the decode-only route.
     Filled by prefill: ``handoff_id`` (new each attempt), ``handoff_json``, ``num_blocks``.
     Filled by decode: ``decode``, ``status``.
-    Filled by relay: ``first_byte_s``, ``is_response_started``.
+    Filled by relay: ``first_byte_s``, ``is_head_sent``, ``is_content_sent``.
     Every step begins with ``enter``.
     """
 
@@ -115,6 +119,13 @@ class RequestContext:
 
     body: ClientBody | None = None
     plan: Plan | None = None
+    prefill_tokens: int = 0
+    """What the prompt is taken to cost (``router.token_estimate``)."""
+    decode_tokens: int = 0
+    """The same with what decode may come to make."""
+    prefill_held: int = 0
+    """What of that has been taken from ``router.admission`` and not given back."""
+    decode_held: int = 0
 
     prefill: Worker | None = None
     decode: Worker | None = None
@@ -126,7 +137,11 @@ class RequestContext:
     status: int = 0
     """Status sent or about to be sent to the client; 499: it left first."""
     first_byte_s: float | None = None
-    is_response_started: bool = False
+    """Of the content: pings don't count."""
+    is_head_sent: bool = False
+    """The client has a status and headers. An error can only be an event of the stream from then on."""
+    is_content_sent: bool = False
+    """The client has a first byte of the answer. Nothing is tried once more from then on."""
 
     stage: Stage = Stage.ADMIT
     entered_s: float = 0.0
@@ -144,11 +159,6 @@ class RequestContext:
         before = self.stage
         self.step_s[before] = self.step_s.get(before, 0.0) + now_s - self.entered_s
         self.stage, self.entered_s = stage, now_s
-
-    @property
-    def num_prompt_bytes(self) -> int:
-        """The router doesn't tokenise; bytes of the body stand for the work of a prompt."""
-        return len(self.raw)
 
     def checked_body(self) -> ClientBody:
         """The body, in steps that run after admit."""

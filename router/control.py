@@ -70,6 +70,7 @@ def _describe(worker: Worker) -> dict[str, Any]:
         "model": worker.model,
         "is_static": worker.is_static,
         "is_suspect": worker.is_suspect,
+        "breaker": worker.breaker.value,
         "num_in_flight": worker.num_in_flight,
         "registration": None if registration is None else registration.model_dump(mode="json"),
         "status": worker.status.model_dump(mode="json"),

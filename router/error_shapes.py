@@ -17,6 +17,7 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
 }
 _ANTHROPIC_STATUSES = {kind: status for status, kind in _ANTHROPIC_TYPES.items()} | {"invalid_request_error": 400}
+REFUSED = "The worker refused the request."
 _SEQUENCE_KEY = b'"sequence_number":'
 
 
@@ -33,6 +34,10 @@ class ErrorShape(Protocol):
 
     def of_worker(self, answer: WorkerAnswer) -> bytes:
         """The body for a client whose request a worker refused."""
+        ...
+
+    def only_event(self, answer: WorkerAnswer) -> bytes:
+        """The same where a stream has begun, but no event of it."""
         ...
 
 
@@ -54,6 +59,9 @@ class OpenAiErrors:
             kind, message = "not_found_error", "The model's workers do not serve this endpoint."
         return _dump({"error": {"message": message, "type": kind, "param": None, "code": answer.status}})
 
+    def only_event(self, answer: WorkerAnswer) -> bytes:
+        return b"data: " + _one_line(self.of_worker(answer)) + b"\n\n"
+
 
 class ResponsesErrors(OpenAiErrors):
     """As above; a stream ends with an ``error`` event.
@@ -63,13 +71,22 @@ class ResponsesErrors(OpenAiErrors):
     """
 
     def last_event(self, error: ServingError, before: bytes) -> bytes:
-        body = error.openai_body()["error"]
+        return self._event(error.openai_body()["error"], _last_sequence_number(before) + 1)
+
+    def only_event(self, answer: WorkerAnswer) -> bytes:
+        said = _error_in(answer.body)
+        message = message_in(answer.body) or REFUSED
+        body = {"message": message, "type": said.get("type"), "param": said.get("param"), "code": answer.status}
+        return self._event(body, 0)
+
+    @staticmethod
+    def _event(body: dict[str, Any], sequence_number: int) -> bytes:
         event = {
             "type": "error",
             "code": str(body["code"]),
             "message": body["message"],
             "param": body["param"],
-            "sequence_number": _last_sequence_number(before) + 1,
+            "sequence_number": sequence_number,
             "error": body,
         }
         return b"event: error\ndata: " + _dump(event) + b"\n\n"
@@ -86,7 +103,10 @@ class AnthropicErrors:
 
     def of_worker(self, answer: WorkerAnswer) -> bytes:
         # vLLM answers in either shape, by where it noticed, and with type names of its own.
-        return _anthropic(answer.status, message_in(answer.body) or "The worker refused the request.")
+        return _anthropic(answer.status, message_in(answer.body) or REFUSED)
+
+    def only_event(self, answer: WorkerAnswer) -> bytes:
+        return b"event: error\ndata: " + self.of_worker(answer) + b"\n\n"
 
 
 OPENAI_ERRORS, RESPONSES_ERRORS, ANTHROPIC_ERRORS = OpenAiErrors(), ResponsesErrors(), AnthropicErrors()
@@ -127,6 +147,11 @@ def _last_sequence_number(events: bytes) -> int:
     start = events.rfind(_SEQUENCE_KEY)
     digits = events[start + len(_SEQUENCE_KEY) :].lstrip()[:20].partition(b",")[0].partition(b"}")[0].strip()
     return int(digits) if start >= 0 and digits.isdigit() else -1
+
+
+def _one_line(json_text: bytes) -> bytes:
+    """JSON has line breaks between its tokens only."""
+    return json_text.replace(b"\r", b" ").replace(b"\n", b" ").strip()
 
 
 def _dump(value: Any) -> bytes:

@@ -10,6 +10,7 @@ from wire.errors import BadRequest
 
 MAX_CHOICES = 128
 MAX_INTERVAL = 1 << 20  # tokens between two chunks; more than any context
+MAX_PRIORITY = (1 << 63) - 1
 TRANSFER_KEYS = ("kv_transfer_params", "ec_transfer_params")
 
 
@@ -90,6 +91,7 @@ _SAMPLED = _EVERYWHERE | {
     "stop": Check(_is_stop, "a non-empty string or a list of non-empty strings"),
     "stop_token_ids": _INTS,
     "structured_outputs": _OBJECT,
+    "priority": Check(_int_from(-MAX_PRIORITY - 1, MAX_PRIORITY), "an integer of 64 bits", takes_null=False),
 }
 _SHARED = _SAMPLED | {
     "echo": _FLAG,

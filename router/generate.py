@@ -10,8 +10,11 @@ from starlette.types import Receive, Scope, Send
 from router.auth import ClientAuth
 from router.client_watch import ClientLeft, run_while_connected
 from router.context import Endpoint, RequestContext
+from router.deadline import TIMEOUT_HEADER
 from router.key_usage import KeyUsage
 from router.legs import WorkerRefused
+from router.lifecycle import Lifecycle
+from router.lifecycle_metrics import RefusalReason
 from router.logs import RequestLog
 from router.metrics import CLIENT_LEFT_STATUS, RouterMetrics
 from router.pass_through import PassThrough
@@ -23,7 +26,10 @@ from wire.errors import PayloadTooLarge, ServingError
 # Long enough for any tracing scheme; the charset keeps it harmless in headers, logs and engine request ids.
 SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
-_READ_HEADERS = frozenset((b"authorization", b"content-length", b"x-api-key", b"x-request-id", TIMING_HEADER.encode()))
+_READ_HEADERS = frozenset(
+    name.encode()
+    for name in ("authorization", "content-length", "x-api-key", "x-request-id", TIMING_HEADER, TIMEOUT_HEADER)
+)
 
 logger = logging.getLogger(__name__)
 request_log = RequestLog(__name__)
@@ -68,12 +74,15 @@ class GenerateEndpoint:
         usage: KeyUsage,
         metrics: RouterMetrics,
         active: ActiveRequests,
+        lifecycle: Lifecycle,
         max_body_bytes: int,
         clock: Callable[[], float],
         new_request_id: Callable[[], str],
     ) -> None:
         self._endpoint, self._pipeline, self._auth, self._usage = endpoint, pipeline, auth, usage
         self._metrics, self._active = metrics, active
+        self._drain, self._deadlines = lifecycle.drain, lifecycle.deadlines
+        self._limit_s = lifecycle.deadlines.limit_s({})
         self._max_body_bytes, self._clock, self._new_request_id = max_body_bytes, clock, new_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -95,11 +104,18 @@ class GenerateEndpoint:
 
     async def _answer(self, ctx: RequestContext, headers: Mapping[str, str], receive: Receive, reply: Reply) -> None:
         try:
+            if self._drain.is_on:
+                self._metrics.lifecycle.count_refused(RefusalReason.DRAINING)
+                raise self._drain.refuse()
             ctx.key_name = self._auth.check(headers)
             if ctx.key_name is not None:
                 self._usage.begin(ctx.key_name)
+            limit_s = self._limit_s if TIMEOUT_HEADER not in headers else self._deadlines.limit_s(headers)
             ctx.raw = await self._read_body(headers, receive)
-            await run_while_connected(self._pipeline.run(ctx, reply), receive)
+            work = self._pipeline.run(ctx, reply)
+            if limit_s is not None:
+                work = self._deadlines.bounded(work, limit_s, ctx.start_s)
+            await run_while_connected(work, receive)
         except WorkerRefused as refusal:
             await reply.refuse(refusal.answer)
         except ServingError as error:

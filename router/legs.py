@@ -19,7 +19,16 @@ from router.config import RouterConfig
 from router.context import RequestContext, Stage
 from router.first_event import read_first
 from router.relay import is_event_stream, read_whole
-from router.worker_client import HeaderLines, WorkerAnswer, WorkerClient, WorkerStream, header_lines
+from router.worker_client import (
+    HeaderLines,
+    WorkerAnswer,
+    WorkerBroken,
+    WorkerClient,
+    WorkerStream,
+    WorkerTimeout,
+    WorkerUnreachable,
+    header_lines,
+)
 from router.workers import Worker
 from wire.errors import UpstreamError
 from wire.refusal import REFUSED_HEADER, Refusal
@@ -40,6 +49,10 @@ class HandoffRefused(UpstreamError):
         self.reason = reason
         named = reason or "no known reason"
         super().__init__(f"The {stage} worker {worker.worker_id} refused the handoff: {named}.", stage=stage)
+
+
+# By these the worker itself is at fault. Refused and missing handoffs have counters of their own.
+WORKER_FAULTS = (WorkerUnreachable, WorkerBroken, WorkerTimeout, WorkerFailed)
 
 
 class WorkerRefused(Exception):

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from router.context import RequestContext, Route, Stage
 from router.key_usage import KeyUsage
+from router.lifecycle_metrics import LifecycleMetrics
 from router.workers import Worker
 from wire.refusal import Refusal
 from wire.worker import WorkerRole, WorkerState
@@ -48,7 +49,7 @@ class RouterMetrics:
         )
         self._paths = Counter(
             "tandem_router_path",
-            "Valid requests by the workers they need, and why.",
+            "Valid requests by the workers they need, and why; once more by what they fell back to later.",
             ["path", "reason"],
             registry=registry,
         )
@@ -77,6 +78,12 @@ class RouterMetrics:
             registry=registry,
         )
         self._retries = Counter("tandem_router_retries", "Second attempts.", ["leg"], registry=registry)
+        queue_waits = _histogram(
+            "queue_wait_seconds", "One wait for room on a role's workers, if there was any.", TTFT_BUCKETS_S, registry
+        )
+        self.lifecycle = LifecycleMetrics(
+            registry, paths=self._paths, observe_queue_wait=queue_waits.observe, workers=workers
+        )
         # A rate over a series that only appears with its first event misses that event.
         for leg in (Stage.PREFILL, Stage.DECODE):
             self._retries.labels(leg.value)

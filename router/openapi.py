@@ -17,8 +17,8 @@ _ERRORS = {
     "429": "Too many requests of this API key are in flight, or the workers take no more now; `Retry-After` says when"
     " to come again, where that is known.",
     "502": "A worker failed.",
-    "503": "No worker is ready.",
-    "504": "A worker did not answer in time.",
+    "503": "No worker is ready, or the router is stopping.",
+    "504": "A worker did not answer in time, none had room in time, or the request's own time was up.",
 }
 _SUMMARIES = {
     Endpoint.CHAT: "Answer a conversation",
@@ -75,8 +75,8 @@ def _own_answers() -> dict[tuple[str, str], dict[str, Any]]:
     return {
         ("/health", "get"): {"200": {"description": "The process is alive."}},
         ("/ready", "get"): {
-            "200": _answer("There is a usable pair.", READY),
-            "503": _answer("There is none; says which roles are missing.", READY),
+            "200": _answer("Requests can be served; says which roles are missing all the same.", READY),
+            "503": _answer("They can't: roles are missing, or the router is stopping.", READY),
         },
         ("/metrics", "get"): {"200": {"description": "Prometheus exposition text.", "content": text}},
         ("/v1/models", "get"): {"200": _answer("The models.", MODEL_LIST)},

@@ -25,6 +25,13 @@ HEADERS: list[dict[str, Any]] = [
         "description": "`1`: the answer's `server-timing` says how long each stage took, up to the first byte.",
         "schema": {"type": "string", "enum": ["1"]},
     },
+    {
+        "name": "x-request-timeout",
+        "in": "header",
+        "required": False,
+        "description": "Seconds that the whole request may take; the operator may have set less.",
+        "schema": {"type": "number", "exclusiveMinimum": 0},
+    },
 ]
 
 _MODEL: dict[str, Any] = {"type": ["string", "null"], "minLength": 1}
@@ -45,6 +52,10 @@ _EVERYWHERE: dict[str, Any] = {
     "temperature": {"type": ["number", "null"], "minimum": 0, "maximum": 2},
     "top_p": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": 1},
 }
+_PRIORITY: dict[str, Any] = {
+    "type": "integer",
+    "description": "Lower is earlier, where requests wait; 0 where there is none.",
+}
 _STOP: dict[str, Any] = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}, {"type": "null"}]}
 _COMPLETING: dict[str, Any] = _EVERYWHERE | {
     "max_tokens": {"type": ["integer", "null"], "minimum": 0},
@@ -54,6 +65,7 @@ _COMPLETING: dict[str, Any] = _EVERYWHERE | {
     "stop": _STOP,
     "response_format": _OBJECT,
     "structured_outputs": _OBJECT,
+    "priority": _PRIORITY,
 }
 _TOKENIZED: dict[str, Any] = {
     "model": _MODEL,
@@ -106,6 +118,7 @@ _BODIES: dict[Endpoint, tuple[list[str], dict[str, Any], dict[str, Any]]] = {
             "input": _TEXT_OR_PARTS,
             "instructions": {"type": ["string", "null"]},
             "max_output_tokens": _LIMIT,
+            "priority": _PRIORITY,
             "include": _STRINGS,
             "top_logprobs": _LOGPROBS,
             "text": _OBJECT,

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Callable
 
 from router.context import RequestContext, Stage
-from router.legs import Legs, WorkerUnavailable, check_decode
+from router.legs import WORKER_FAULTS, Legs, WorkerUnavailable, check_decode
+from router.lifecycle import Lifecycle
 from router.metrics import RouterMetrics
 from router.plans import read_body
 from router.registry import WorkerRegistry
@@ -15,6 +16,7 @@ from router.relay import relay
 from router.reply import Reply
 from router.select import Selector
 from router.served import check_model
+from router.token_estimate import estimate_tokens
 from router.worker_client import WorkerBroken, WorkerUnreachable
 from router.workers import Worker
 from wire.errors import NoWorker, ServingError
@@ -40,10 +42,12 @@ class PassThrough:
         selector: Selector,
         legs: Legs,
         metrics: RouterMetrics,
+        lifecycle: Lifecycle,
         clock: Callable[[], float],
     ) -> None:
         self._registry, self._selector, self._legs = registry, selector, legs
         self._metrics, self._clock = metrics, clock
+        self._breakers, self._retries = lifecycle.breakers, lifecycle.retries
 
     async def run(self, ctx: RequestContext, reply: Reply) -> None:
         """Answer the request whole. Raises: as ``Pipeline.run``."""
@@ -52,38 +56,48 @@ class PassThrough:
         ctx.plan = plan
         check_model(self._registry.pools().models, ctx.endpoint, plan)
         self._metrics.count_path(plan.route, plan.reason)
+        self._retries.num_requests += 1
+        ctx.prefill_tokens, _ = estimate_tokens(len(ctx.raw), plan)
         tried = ctx.tried.setdefault(Stage.DECODE, [])
         while True:
             ctx.enter(Stage.SELECT, self._clock())
-            worker = ctx.decode = self._pick(plan.model, tried)
+            worker = ctx.decode = self._pick(ctx, plan.model, tried)
             try:
                 await self._ask(ctx, worker, reply)
             except ServingError as error:
                 error.request_id = ctx.request_id
                 if isinstance(error, WorkerUnreachable):
                     self._registry.suspect(worker)
-                if ctx.is_response_started or not isinstance(error, RETRIES_ON) or len(tried) >= RETRIES:
+                if isinstance(error, WORKER_FAULTS):
+                    self._breakers.fail(worker)
+                if ctx.is_content_sent or not isinstance(error, RETRIES_ON) or len(tried) >= RETRIES:
+                    raise
+                if not self._retries.take():
+                    self._metrics.lifecycle.count_retry_refused(Stage.DECODE)
                     raise
                 tried.append(worker.worker_id)
             else:
+                self._breakers.succeed(worker)
                 ctx.enter(Stage.DONE, self._clock())
                 return
 
-    def _pick(self, model: str | None, tried: list[str]) -> Worker:
+    def _pick(self, ctx: RequestContext, model: str | None, tried: list[str]) -> Worker:
         pools = self._registry.pools()
         candidates = pools.usable(WorkerRole.PREFILL, model) or pools.usable(WorkerRole.DECODE, model)
-        worker = self._selector.select(candidates, avoid=tried)
+        worker = self._selector.select(candidates, ctx, avoid=tried)
         if worker is None:
             raise NoWorker("No worker is ready.", code="no_worker", stage=Stage.SELECT.value)
         return worker
 
     async def _ask(self, ctx: RequestContext, worker: Worker, reply: Reply) -> None:
         ctx.enter(Stage.DECODE, self._clock())
-        worker.begin_leg(ctx.num_prompt_bytes)
+        worker.begin_leg(ctx.prefill_tokens)
+        self._breakers.begin_leg(worker)
         try:
             async with self._legs.decode(ctx, worker) as stream:
                 first = await check_decode(stream, worker)
                 ctx.enter(Stage.RELAY, self._clock())
                 await relay(stream, reply, first, ctx.endpoint.stream_ends)
         finally:
-            worker.end_leg(ctx.num_prompt_bytes)
+            worker.end_leg(ctx.prefill_tokens)
+            self._breakers.end_probe(worker)

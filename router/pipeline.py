@@ -1,4 +1,4 @@
-"""The way of one request: admit, select, prefill, decode, relay, over one context.
+"""The way of one request: admit, queue, select, prefill, decode, relay, over one context.
 
 A cancellation may land at any await; whatever the way out, a handoff that decode has not read for sure is released.
 """
@@ -8,17 +8,28 @@ from asyncio import CancelledError
 from collections.abc import Callable
 
 from router.body import HandoffMissing
-from router.context import RequestContext, Route, Stage
+from router.context import Plan, RequestContext, Route, Stage
 from router.dialects import TANDEM
-from router.legs import HandoffRefused, Legs, WorkerFailed, WorkerRefused, WorkerUnavailable, check_decode
+from router.legs import (
+    WORKER_FAULTS,
+    HandoffRefused,
+    Legs,
+    WorkerFailed,
+    WorkerRefused,
+    WorkerUnavailable,
+    check_decode,
+)
+from router.lifecycle import Lifecycle
 from router.metrics import RouterMetrics
 from router.plans import read_body
+from router.pools import Pools
 from router.registry import WorkerRegistry
 from router.relay import relay
 from router.release import Releaser, ReleaseReason, nixl_release, tandem_release
 from router.reply import Reply
 from router.select import Selector
 from router.served import check_model
+from router.token_estimate import estimate_tokens
 from router.worker_client import WorkerBroken, WorkerUnreachable
 from router.workers import Worker
 from wire.errors import NoWorker, ServingError
@@ -48,11 +59,15 @@ class Pipeline:
         legs: Legs,
         releaser: Releaser,
         metrics: RouterMetrics,
+        lifecycle: Lifecycle,
         clock: Callable[[], float],
         new_handoff_id: Callable[[], str],
     ) -> None:
         self._registry, self._selectors, self._legs = registry, selectors, legs
         self._releaser, self._metrics = releaser, metrics
+        self._admission, self._pinger = lifecycle.admission, lifecycle.pinger
+        self._breakers, self._retries = lifecycle.breakers, lifecycle.retries
+        self._fallback = lifecycle.fallback
         self._clock, self._new_handoff_id = clock, new_handoff_id
 
     async def run(self, ctx: RequestContext, reply: Reply) -> None:
@@ -62,32 +77,43 @@ class Pipeline:
             ServingError: the client must be told; nothing was sent, or a stream that has to end with an error event.
             WorkerRefused: the worker's 4xx is the answer.
         """
-        await self._admit(ctx)
-        while True:
-            try:
-                await self._attempt(ctx, reply)
-            except ServingError as error:
-                self._note_failure(ctx, error)
-                if not self._may_retry(ctx, error):
-                    raise
-            else:
-                ctx.enter(Stage.DONE, self._clock())
-                return
+        plan = await self._admit(ctx)
+        is_pinged = plan.is_stream and self._pinger.is_on
+        if is_pinged:
+            self._pinger.watch(reply, ctx.start_s)
+        try:
+            if not self._admission.try_enter(ctx, plan):
+                await self._admission.wait(ctx)
+            while True:
+                try:
+                    await self._attempt(ctx, reply)
+                except ServingError as error:
+                    self._note_failure(ctx, error)
+                    if not self._may_retry(ctx, error) and not self._fallback.survive(ctx, error):
+                        raise
+                    self._admission.enter_again(ctx)
+                else:
+                    ctx.enter(Stage.DONE, self._clock())
+                    return
+        finally:
+            self._admission.leave(ctx)
+            if is_pinged:
+                self._pinger.forget(reply)
 
     async def _attempt(self, ctx: RequestContext, reply: Reply) -> None:
         self._select(ctx)
-        if ctx.prefill is None:
-            await self._decode(ctx, reply)
-            return
-        handoff_id = ctx.handoff_id = self._new_handoff_id()
         try:
-            await self._prefill(ctx, ctx.prefill, handoff_id)
+            if ctx.prefill is not None:
+                ctx.handoff_id = self._new_handoff_id()
+                await self._prefill(ctx, ctx.prefill, ctx.handoff_id)
             await self._decode(ctx, reply)
         except BaseException as error:
-            self._release(ctx, ctx.prefill, handoff_id, error)
+            if ctx.prefill is not None and ctx.handoff_id is not None:
+                self._release(ctx, ctx.prefill, ctx.handoff_id, error)
+            self._breakers.end_probe(ctx.prefill if ctx.decode is None else ctx.decode)
             raise
 
-    async def _admit(self, ctx: RequestContext) -> None:
+    async def _admit(self, ctx: RequestContext) -> Plan:
         if len(ctx.raw) < BIG_BODY_BYTES:
             ctx.body, plan = read_body(ctx.endpoint, ctx.raw)
         else:
@@ -95,61 +121,82 @@ class Pipeline:
             ctx.body, plan = await asyncio.to_thread(read_body, ctx.endpoint, ctx.raw)
         ctx.plan = plan
         check_model(self._registry.pools().models, ctx.endpoint, plan)
+        self._retries.num_requests += 1
+        ctx.prefill_tokens, ctx.decode_tokens = estimate_tokens(len(ctx.raw), plan)
+        return plan
 
     def _select(self, ctx: RequestContext) -> None:
         ctx.enter(Stage.SELECT, self._clock())
         ctx.prefill = ctx.decode = ctx.handoff_json = None
+        plan, pools = ctx.checked_plan(), self._registry.pools()
         # Decode is looked up first, though picked later: a prefill that nobody can use is not begun.
-        if not self._registry.pools().usable(WorkerRole.DECODE, ctx.checked_plan().model):
+        if not pools.usable(WorkerRole.DECODE, plan.model):
             raise _no_worker(WorkerRole.DECODE)
-        plan = ctx.checked_plan()
+        planned = plan
         if plan.route is Route.PREFILL_DECODE:
-            ctx.prefill = self._pick_prefill(ctx)
-            if plan.num_choices > 1 and not ctx.prefill.dialect.has_readers:
+            ctx.prefill = self._pick_prefill(ctx, pools, plan.model)
+            if ctx.prefill is None:
+                plan = ctx.plan = self._fallback.without_prefill(plan)
+            elif plan.num_choices > 1 and not ctx.prefill.dialect.has_readers:
                 ctx.prefill = None
-                ctx.plan = plan = plan._replace(route=Route.DECODE_ONLY, reason="several_readers")
-        if not ctx.tried:
+                plan = ctx.plan = plan._replace(route=Route.DECODE_ONLY, reason="several_readers")
+        if plan is not planned:
+            self._admission.end_prefill(ctx)
+        if not ctx.tried or plan is not planned:
             self._metrics.count_path(plan.route, plan.reason)
 
-    def _pick_prefill(self, ctx: RequestContext) -> Worker:
-        model, tried = ctx.checked_plan().model, ctx.tried.get(Stage.PREFILL, ())
-        worker = self._selectors[WorkerRole.PREFILL].select(self._registry.pools().usable_prefills(model), avoid=tried)
-        if worker is not None:
+    def _pick_prefill(self, ctx: RequestContext, pools: Pools, model: str | None) -> Worker | None:
+        """None: there is none, and the request may do without."""
+        tried = ctx.tried.get(Stage.PREFILL, ())
+        worker = self._selectors[WorkerRole.PREFILL].select(pools.usable_prefills(model), ctx, avoid=tried)
+        if worker is not None or self._fallback.is_allowed:
             return worker
-        if self._registry.pools().usable(WorkerRole.PREFILL, model):
+        if pools.usable(WorkerRole.PREFILL, model):
             raise NoWorker("No prefill worker that pairs with a decode worker is ready.", code="no_worker")
         raise _no_worker(WorkerRole.PREFILL)
 
     def _pick_decode(self, ctx: RequestContext) -> Worker:
+        pools, model = self._registry.pools(), ctx.checked_plan().model
         if ctx.prefill is None:
-            candidates = self._registry.pools().usable(WorkerRole.DECODE, ctx.checked_plan().model)
+            candidates = pools.usable(WorkerRole.DECODE, model)
         else:
-            candidates = self._registry.pools().usable_decodes(ctx.prefill, ctx.checked_plan().model)
-        worker = self._selectors[WorkerRole.DECODE].select(candidates, avoid=ctx.tried.get(Stage.DECODE, ()))
+            candidates = pools.usable_decodes(ctx.prefill, model)
+        worker = self._selectors[WorkerRole.DECODE].select(candidates, ctx, avoid=ctx.tried.get(Stage.DECODE, ()))
         if worker is None:
             raise _no_worker(WorkerRole.DECODE)
         return worker
 
     async def _prefill(self, ctx: RequestContext, worker: Worker, handoff_id: str) -> None:
         ctx.enter(Stage.PREFILL, self._clock())
-        worker.begin_leg(ctx.num_prompt_bytes)
+        worker.begin_leg(ctx.prefill_tokens)
+        if worker.num_failures:
+            self._breakers.begin_leg(worker)
         try:
             await self._legs.prefill(ctx, worker, handoff_id)
         finally:
-            worker.end_leg(ctx.num_prompt_bytes)
+            worker.end_leg(ctx.prefill_tokens)
+        if worker.num_failures:
+            self._breakers.succeed(worker)
+        self._admission.end_prefill(ctx)
         self._metrics.observe_prefill(self._clock() - ctx.entered_s, ctx.num_blocks)
 
     async def _decode(self, ctx: RequestContext, reply: Reply) -> None:
         ctx.enter(Stage.DECODE, self._clock())
         worker = ctx.decode = self._pick_decode(ctx)
-        worker.begin_leg(ctx.num_prompt_bytes)
+        worker.begin_leg(ctx.decode_tokens)
+        if worker.num_failures:
+            self._breakers.begin_leg(worker)
         try:
             async with self._legs.decode(ctx, worker) as stream:
                 first = await check_decode(stream, worker)
+                if worker.num_failures:
+                    self._breakers.end_probe(worker)
                 ctx.enter(Stage.RELAY, self._clock())
                 await relay(stream, reply, first, ctx.endpoint.stream_ends)
         finally:
-            worker.end_leg(ctx.num_prompt_bytes)
+            worker.end_leg(ctx.decode_tokens)
+        if worker.num_failures:
+            self._breakers.succeed(worker)
 
     def _release(self, ctx: RequestContext, prefill: Worker, handoff_id: str, error: BaseException) -> None:
         """This attempt's handoff will not be read."""
@@ -174,13 +221,15 @@ class Pipeline:
         worker = ctx.prefill if ctx.stage is Stage.PREFILL else ctx.decode
         if worker is not None and isinstance(error, WorkerUnreachable):
             self._registry.suspect(worker)
+        if worker is not None and isinstance(error, WORKER_FAULTS):
+            self._breakers.fail(worker)
         if isinstance(error, HandoffRefused):
             self._metrics.count_handoff_refused(error.reason)
         if isinstance(error, HandoffMissing):
             self._metrics.count_prefill_without_handoff()
 
     def _may_retry(self, ctx: RequestContext, error: ServingError) -> bool:
-        if ctx.is_response_started:
+        if ctx.is_content_sent:
             return False
         leg, curable = (
             (Stage.PREFILL, PREFILL_RETRIES_ON) if ctx.stage is Stage.PREFILL else (Stage.DECODE, DECODE_RETRIES_ON)
@@ -188,6 +237,9 @@ class Pipeline:
         worker = ctx.prefill if leg is Stage.PREFILL else ctx.decode
         tried = ctx.tried.setdefault(leg, [])
         if worker is None or not isinstance(error, curable) or len(tried) >= RETRIES_PER_LEG:
+            return False
+        if not self._retries.take():
+            self._metrics.lifecycle.count_retry_refused(leg)
             return False
         tried.append(worker.worker_id)
         self._metrics.count_retry(leg.value)

@@ -41,6 +41,7 @@ def plan_responses(endpoint: Endpoint, members: Iterable[Member]) -> Plan:
         max_tokens=max_tokens,
         route=route,
         reason=reason,
+        priority=fields.get("priority", 0),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from router.breakers import end_wait
 from router.dialects import TANDEM, Dialect
 from router.pairing import Identity, find_mismatch, is_pair, is_same_identity
 from router.pools import Pools
@@ -40,7 +41,9 @@ class WorkerRegistry:
     _pools: Pools | None = None
     """None: something has changed since they were worked out."""
     _pools_end_s: float = inf
-    """No worker is silent for too long before this."""
+    """No worker is silent for too long, and no breaker has waited long enough, before this."""
+    on_pools: Callable[[Pools], None] | None = None
+    """Told whenever they are worked out anew."""
 
     def heartbeat(self, beat: WorkerHeartbeat) -> Worker:
         """Register the worker or refresh it; a new generation replaces the old one at once.
@@ -64,12 +67,13 @@ class WorkerRegistry:
             self.check(registration)
         if worker is None or not is_known:
             worker = self._replace(registration, beat.status)
-        if worker.is_suspect or worker.status.state is not beat.status.state or known != registration:
-            self._pools = None
+        is_news = worker.is_suspect or worker.status.state is not beat.status.state or known != registration
         worker.registration, worker.status = registration, beat.status
         worker.url, worker.role, worker.model = registration.url.rstrip("/"), registration.role, registration.model
         worker.max_model_len = registration.max_model_len
         worker.seen_s, worker.is_suspect = self.clock(), False
+        if is_news:
+            self.refresh()
         return worker
 
     def check(self, newcomer: Identity) -> None:
@@ -112,7 +116,8 @@ class WorkerRegistry:
         peers = [prefill for prefill in live if is_pair(prefill, mine)]
         told_engines = frozenset(prefill.engine_id for prefill in peers)
         if told_engines != worker.told_engines:
-            worker.told_engines, self._pools = told_engines, None
+            worker.told_engines = told_engines
+            self.refresh()
         return tuple(KVPeer(engine_id=p.engine_id, host=p.kv_host, port=p.kv_port) for p in peers)
 
     def add_static(self, role: WorkerRole, url: str) -> Worker:
@@ -120,12 +125,14 @@ class WorkerRegistry:
         worker_id = f"{role.value}-" + re.sub(r"[^A-Za-z0-9.]+", "-", url.split("://", 1)[-1]).strip("-")
         starting = WorkerStatus(state=WorkerState.STARTING)
         worker = Worker(worker_id, STATIC_GENERATION, role, url, None, starting, seen_s=self.clock())
-        self._workers[worker_id], self._pools = worker, None
+        self._workers[worker_id] = worker
+        self.refresh()
         return worker
 
     def suspect(self, worker: Worker) -> None:
         """The worker could not be reached: it gets no new request before it is heard of again."""
-        worker.is_suspect, self._pools = True, None
+        worker.is_suspect = True
+        self.refresh()
 
     def observe_static(
         self,
@@ -139,13 +146,14 @@ class WorkerRegistry:
         """A static worker's probe ended: ``model`` is its served name, or None where it can't serve now."""
         state = WorkerState.STARTING if model is None else WorkerState.READY
         known = (worker.status.state, worker.model, worker.other_models, worker.dialect)
-        if worker.is_suspect or known != (state, model, other_models, dialect):
-            self._pools = None
+        is_news = worker.is_suspect or known != (state, model, other_models, dialect)
         worker.status = WorkerStatus(state=state)
         worker.seen_s = self.clock()
         if model is not None:
             worker.model, worker.other_models, worker.dialect = model, other_models, dialect
             worker.max_model_len, worker.is_suspect = max_model_len, False
+        if is_news:
+            self.refresh()
 
     def remove(self, worker_id: str) -> None:
         """Raises: NotFound: no such worker, or a static one, which configuration alone can take away."""
@@ -153,7 +161,13 @@ class WorkerRegistry:
         if worker is None or worker.is_static:
             raise NotFound(f"No registered worker is named {worker_id}.", code="worker_not_found")
         del self._workers[worker_id]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Something has changed that decides who may be given what; whoever waits for that hears of it now."""
         self._pools = None
+        if self.on_pools is not None:
+            self.pools()
 
     def workers(self) -> Sequence[Worker]:
         """All known workers; those silent for longer than the ttl are forgotten first."""
@@ -162,16 +176,25 @@ class WorkerRegistry:
     def pools(self) -> Pools:
         """Who may be given what now; to be asked for anew for each decision."""
         if self._pools is None or self.clock() > self._pools_end_s:
-            self._forget_silent()
-            heard = [worker for worker in self._workers.values() if not worker.is_static]
-            urls = {worker.url for worker in heard}
-            # A static URL that also registers would otherwise be counted, and picked, twice.
-            self._pools = Pools([w for w in self._workers.values() if not (w.is_static and w.url in urls)])
-            self._pools_end_s = min((worker.seen_s for worker in heard), default=inf) + self.ttl_s
+            return self._work_out(self.clock())
         return self._pools
 
-    def _forget_silent(self) -> None:
-        oldest_s = self.clock() - self.ttl_s
+    def _work_out(self, now_s: float) -> Pools:
+        self._forget_silent(now_s - self.ttl_s)
+        heard = [worker for worker in self._workers.values() if not worker.is_static]
+        urls = {worker.url for worker in heard}
+        # A static URL that also registers would otherwise be counted, and picked, twice.
+        workers = [w for w in self._workers.values() if not (w.is_static and w.url in urls)]
+        for worker in workers:
+            end_wait(worker, now_s)
+        self._pools = pools = Pools(workers)
+        silence_s = min((worker.seen_s for worker in heard), default=inf) + self.ttl_s
+        self._pools_end_s = min([silence_s, *(worker.breaker_end_s for worker in workers)])
+        if self.on_pools is not None:
+            self.on_pools(pools)
+        return pools
+
+    def _forget_silent(self, oldest_s: float) -> None:
         for worker in [w for w in self._workers.values() if not w.is_static and w.seen_s < oldest_s]:
             del self._workers[worker.worker_id]
             self._fenced.pop(worker.worker_id, None)
@@ -190,5 +213,5 @@ class WorkerRegistry:
             status,
             registration,
         )
-        self._workers[registration.worker_id], self._pools = worker, None
+        self._workers[registration.worker_id] = worker
         return worker

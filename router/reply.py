@@ -1,11 +1,14 @@
 """The answer to the client over ASGI: a whole body, or a stream that may have to end with an error event."""
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
-from starlette.types import Send
+from starlette.types import Message, Send
 
 from router.context import RequestContext
-from router.worker_client import WorkerAnswer
+from router.drain import Draining
+from router.worker_client import WorkerAnswer, WorkerBroken
 from wire.errors import ServingError
 
 # What a worker may say about its answer to the client. The rest (server, connection, cookies) stays inside.
@@ -13,23 +16,48 @@ RELAYED_HEADERS = ("content-type", "cache-control", "retry-after")
 REQUEST_ID_HEADER = b"x-request-id"
 
 
+# How vLLM's own streams begin, for those that have to begin before a worker says anything.
+STREAM_HEADERS = {"content-type": "text/event-stream; charset=utf-8"}
+JSON_HEADERS = {"content-type": "application/json"}
+PING = b": ping\n\n"
+
+
 class Reply:
-    """Writes one response; marks in the context that it started and when the first byte of a body left."""
+    """Writes one response; marks in the context how far it is and when the first byte of content left."""
+
+    _pinging: asyncio.Task[None] | None = None
+    """The last ping, on its way or there."""
 
     def __init__(self, ctx: RequestContext, send: Send, clock: Callable[[], float]) -> None:
         self._ctx, self._send, self._clock = ctx, send, clock
         self.last_piece = b""
         """The newest bytes of a stream."""
 
-    async def whole(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        """The complete response at once; headers are cut to the allow-list."""
-        await self._start(status, headers, [(b"content-length", str(len(body)).encode())])
+    async def whole(
+        self, status: int, headers: Mapping[str, str], body: bytes, extra: Sequence[tuple[bytes, bytes]] = ()
+    ) -> None:
+        """The complete response at once; headers are cut to the allow-list, ``extra`` come on top.
+
+        Raises:
+            WorkerBroken: pings have begun a stream.
+        """
+        ctx = self._ctx
+        if ctx.is_head_sent:
+            raise WorkerBroken("The worker's answer is no stream, though one was asked for.")
+        ctx.is_head_sent, ctx.is_content_sent, ctx.first_byte_s = True, True, self._clock()
+        await self._send(self._head(status, headers, [(b"content-length", str(len(body)).encode()), *extra]))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
     async def piece(self, status: int, headers: Mapping[str, str], data: bytes) -> None:
         """The next bytes of a stream; the first call sends the head."""
-        if not self._ctx.is_response_started:
-            await self._start(status, headers, [])
+        ctx = self._ctx
+        if not ctx.is_content_sent:
+            ctx.is_content_sent, ctx.first_byte_s = True, self._clock()
+            if not ctx.is_head_sent:
+                ctx.is_head_sent = True
+                await self._send(self._head(status, headers, []))
+            elif self._pinging is not None:
+                await self._pinging
         self.last_piece = data
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
@@ -38,26 +66,59 @@ class Reply:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def refuse(self, answer: WorkerAnswer) -> None:
-        """A worker's refusal of the request, in the shape of the client's API."""
-        body = self._ctx.endpoint.errors.of_worker(answer)
-        headers = answer.headers if body is answer.body else {**answer.headers, "content-type": "application/json"}
+        """A worker's refusal of the request, in the shape of the client's API; the only event of a stream of pings."""
+        errors = self._ctx.endpoint.errors
+        if self._ctx.is_head_sent:
+            await self._end_with(errors.only_event(answer))
+            return
+        body = errors.of_worker(answer)
+        headers = answer.headers if body is answer.body else {**answer.headers, **JSON_HEADERS}
         await self.whole(answer.status, headers, body)
 
     async def fail(self, error: ServingError) -> None:
         """The error as the whole response, or as the last event of a stream that has started."""
         errors = self._ctx.endpoint.errors
-        if self._ctx.is_response_started:
-            event = errors.last_event(error, self.last_piece)
-            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        if self._ctx.is_head_sent:
+            await self._end_with(errors.last_event(error, self.last_piece))
             return
-        headers = {"content-type": "application/json"}
+        extra = []
         if error.retry_after_s is not None:
-            headers["retry-after"] = str(error.retry_after_s)
-        await self.whole(error.status, headers, errors.whole(error))
+            extra.append((b"retry-after", str(error.retry_after_s).encode()))
+        if isinstance(error, Draining):
+            extra.append((b"connection", b"close"))
+        await self.whole(error.status, JSON_HEADERS, errors.whole(error), extra)
 
-    async def _start(self, status: int, headers: Mapping[str, str], extra: list[tuple[bytes, bytes]]) -> None:
-        ctx = self._ctx
-        ctx.is_response_started, ctx.status, ctx.first_byte_s = True, status, self._clock()
+    @property
+    def may_ping(self) -> bool:
+        """Nothing of the content has been sent, so a comment lands in nothing's middle."""
+        return not self._ctx.is_content_sent
+
+    def ping(self) -> bool:
+        """Send a comment, and the head of a stream before the first one, in the background. Needs ``may_ping``.
+
+        False, and nothing is done, while the last one is still on its way.
+        """
+        if self._pinging is not None and not self._pinging.done():
+            return False
+        is_first, self._ctx.is_head_sent = not self._ctx.is_head_sent, True
+        self._pinging = asyncio.create_task(self._ping(is_first))
+        return True
+
+    async def _ping(self, is_first: bool) -> None:
+        # Gone clients make some servers raise here. Whoever watches the connection ends the request.
+        with suppress(OSError):
+            if is_first:
+                await self._send(self._head(200, STREAM_HEADERS, []))
+            await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+
+    async def _end_with(self, event: bytes) -> None:
+        self._ctx.is_content_sent = True
+        if self._pinging is not None:
+            await self._pinging
+        await self._send({"type": "http.response.body", "body": event, "more_body": False})
+
+    def _head(self, status: int, headers: Mapping[str, str], extra: list[tuple[bytes, bytes]]) -> Message:
+        self._ctx.status = status
         relayed = [(name.encode(), headers[name].encode("latin-1")) for name in RELAYED_HEADERS if name in headers]
-        mine = [(REQUEST_ID_HEADER, ctx.request_id.encode()), *extra]
-        await self._send({"type": "http.response.start", "status": status, "headers": relayed + mine})
+        mine = [(REQUEST_ID_HEADER, self._ctx.request_id.encode()), *extra]
+        return {"type": "http.response.start", "status": status, "headers": relayed + mine}

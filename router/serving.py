@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from math import ceil
 from typing import Any, cast
 
 import uvicorn
@@ -20,6 +21,7 @@ from router.app import RouterParts, build_parts, create_app, create_control_app
 from router.auth import read_keys_again
 from router.client_protocol import ClientLimits, ClientProtocol
 from router.config import RouterConfig
+from router.drain import Drain
 from router.tls import server_context
 
 BACKLOG = 2048
@@ -86,18 +88,40 @@ def _bind(sock: socket.socket, address: Any) -> None:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server without signal handlers of its own: one signal is for all servers."""
+    """uvicorn's server without signal handlers of its own: one signal is for all servers.
+
+    With a drain it stops when that is over, and goes on answering until then. What is new is refused with an answer
+    that says why, readiness probes included, where a closed port would look like a crash.
+    """
+
+    def __init__(self, config: uvicorn.Config, drain: Drain | None) -> None:
+        super().__init__(config)
+        self._drain = drain
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
+    async def on_tick(self, counter: int) -> bool:
+        """Called ten times a second; whether to stop serving."""
+        self.should_exit = self.should_exit or (self._drain is not None and self._drain.is_over)
+        return await super().on_tick(counter)
 
-def server_of(app: ASGIApp, config: RouterConfig, tls: ssl.SSLContext | None, *, shutdown_s: int) -> Server:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """What has not ended by now gets what is left of the drain's limit."""
+        if self._drain is not None and self._drain.is_on:
+            self.config.timeout_graceful_shutdown = ceil(self._drain.left_s)
+        await super().shutdown(sockets)
+
+
+def server_of(
+    app: ASGIApp, config: RouterConfig, tls: ssl.SSLContext | None, *, shutdown_s: int, drain: Drain | None = None
+) -> Server:
     """A server of ``app`` with the router's settings, for sockets that listen already.
 
     Args:
-        shutdown_s: seconds for what is under way when it is asked to stop.
+        shutdown_s: seconds for what is under way when it is asked to stop without a drain.
+        drain: that ends it.
     """
     limits = ClientLimits(
         head_s=config.client_header_timeout_s, body_s=config.client_body_timeout_s, idle_s=config.client_keep_alive_s
@@ -116,7 +140,7 @@ def server_of(app: ASGIApp, config: RouterConfig, tls: ssl.SSLContext | None, *,
     )
     settings.load()
     settings.ssl = tls
-    return Server(settings)
+    return Server(settings, drain)
 
 
 async def _serve(
@@ -126,7 +150,8 @@ async def _serve(
     control_sockets: Sequence[socket.socket],
 ) -> None:
     config = parts.config
-    api = server_of(create_app(parts), config, tls, shutdown_s=int(config.shutdown_timeout_s))
+    drain = parts.lifecycle.drain
+    api = server_of(create_app(parts), config, tls, shutdown_s=int(config.shutdown_timeout_s), drain=drain)
     _handle_signals(parts, api)
     logger.info("the API is served on %s", _urls(api_sockets, tls))
     if not control_sockets:
@@ -147,11 +172,16 @@ async def _serve(
 
 
 def _handle_signals(parts: RouterParts, api: Server) -> None:
+    drain = parts.lifecycle.drain
+
     def stop(number: signal.Signals) -> None:
-        # A second Ctrl-C: streams are not waited for.
-        api.force_exit = api.force_exit or (api.should_exit and number == signal.SIGINT)
-        parts.stopping.set()
-        api.should_exit = True
+        if not drain.is_on:
+            logger.info("stopping: %d requests are to be finished", parts.active.num)
+            drain.begin()
+        elif not api.should_exit:
+            drain.cut()  # whoever asks twice doesn't want to wait for streams
+        else:
+            api.force_exit = api.force_exit or number == signal.SIGINT
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from starlette.types import Message
+
 from router.context import Stage
 from router.reply import Reply
 
@@ -16,11 +18,11 @@ class TimedReply(Reply):
     ``decode`` includes the wait for the first byte to relay (of a whole answer: for all of it).
     """
 
-    async def _start(self, status: int, headers: Mapping[str, str], extra: list[tuple[bytes, bytes]]) -> None:
+    def _head(self, status: int, headers: Mapping[str, str], extra: list[tuple[bytes, bytes]]) -> Message:
         ctx, now_s = self._ctx, self._clock()
         spent_s = dict(ctx.step_s)
         spent_s[ctx.stage] = spent_s.get(ctx.stage, 0.0) + now_s - ctx.entered_s
         if Stage.RELAY in spent_s:
             spent_s[Stage.DECODE] += spent_s.pop(Stage.RELAY)
         value = ", ".join([f"{stage};dur={1000 * seconds:.3f}" for stage, seconds in spent_s.items()])
-        await super()._start(status, headers, [*extra, (SERVER_TIMING, value.encode())])
+        return super()._head(status, headers, [*extra, (SERVER_TIMING, value.encode())])

@@ -57,6 +57,7 @@ def plan_request(endpoint: Endpoint, members: Iterable[Member]) -> Plan:
         max_tokens=max_tokens,
         route=route,
         reason=reason,
+        priority=fields.get("priority", 0),
     )
 
 

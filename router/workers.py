@@ -1,15 +1,29 @@
 """One worker as the router knows it."""
 
 from dataclasses import dataclass
+from enum import StrEnum
+from math import inf
 
 from router.dialects import TANDEM, Dialect
 from router.pairing import is_pair
 from wire.worker import WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
 
 
+class BreakerState(StrEnum):
+    """What a worker's breaker lets through: everything, nothing, one request, or nothing more while that one runs."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half_open"
+    PROBING = "probing"
+
+
 @dataclass(slots=True, eq=False)
 class Worker:
-    """What is known of one worker. The registry alone changes identity and state; the pipeline, the counts."""
+    """What is known of one worker.
+
+    The registry alone changes identity and state; ``router.breakers`` the breaker; the pipeline the counts.
+    """
 
     worker_id: str
     generation: str
@@ -27,13 +41,20 @@ class Worker:
     is_suspect: bool = False
     """The router could not connect; cleared by the next heartbeat or good probe."""
     num_in_flight: int = 0
-    bytes_in_flight: int = 0
-    """Bytes of request bodies whose leg on this worker has not ended."""
+    tokens_in_flight: int = 0
+    """What the legs on this worker that have not ended are taken to cost (``router.token_estimate``)."""
     picked_at: int = 0
     """Place in the sequence of picks; 0: never picked."""
     dialect: Dialect = TANDEM
     told_engines: frozenset[str] = frozenset()
     """Decode: the prefill engines that the answer to its last heartbeat let it read from. It refuses all others."""
+    breaker: BreakerState = BreakerState.CLOSED
+    breaker_end_s: float = inf
+    """When OPEN or PROBING turns into HALF_OPEN by itself."""
+    num_failures: int = 0
+    """Of the worker's own making, in a row; above 0 whenever the breaker is not CLOSED."""
+    num_trips: int = 0
+    """How often the breaker has opened since it was CLOSED last."""
 
     @property
     def is_static(self) -> bool:
@@ -46,7 +67,7 @@ class Worker:
 
     @property
     def is_usable(self) -> bool:
-        """May be given new requests."""
+        """Can serve, by what it says and as far as it could be reached. Its breaker may still say no."""
         return self.status.state is WorkerState.READY and not self.is_suspect
 
     def may_read_from(self, prefill: "Worker") -> bool:
@@ -59,11 +80,11 @@ class Worker:
         is_told = prefill.registration.engine_id in self.told_engines
         return is_told and is_pair(prefill.registration, self.registration)
 
-    def begin_leg(self, num_bytes: int) -> None:
-        """One leg, of ``num_bytes`` of request body, is in flight until ``end_leg``."""
+    def begin_leg(self, num_tokens: int) -> None:
+        """One leg, of about ``num_tokens``, is in flight until ``end_leg``."""
         self.num_in_flight += 1
-        self.bytes_in_flight += num_bytes
+        self.tokens_in_flight += num_tokens
 
-    def end_leg(self, num_bytes: int) -> None:
+    def end_leg(self, num_tokens: int) -> None:
         self.num_in_flight -= 1
-        self.bytes_in_flight -= num_bytes
+        self.tokens_in_flight -= num_tokens

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 class ServingError(Exception):
     """Base of every error that tandem raises on a request's path.
 
-    ``request_id`` and ``stage`` (admit, select, prefill, transfer, decode, relay) say where it happened;
+    ``request_id`` and ``stage`` (admit, queue, select, prefill, transfer, decode, relay) say where it happened;
     ``retry_after_s``, when it is worth trying again.
     """
 

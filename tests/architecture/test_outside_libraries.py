@@ -12,6 +12,7 @@ SPEAKERS = {
     "ray": ["deploy/*"],
     "prometheus_client": [
         "*/metrics.py",
+        "router/lifecycle_metrics.py",
         "vllm_engine/handoff_guard.py",
         "vllm_engine/state.py",  # reads the engine's own counters for the heartbeat
         "bench/*",

@@ -98,7 +98,7 @@ class Cluster:
     async def check_nothing_left(self) -> None:
         """No lease, no release under way, nothing in flight."""
         await eventually(lambda: self.num_leases == 0 and self.parts.releaser.num_pending == 0)
-        await eventually(lambda: all(w.num_in_flight == w.bytes_in_flight == 0 for w in self.parts.registry.workers()))
+        await eventually(lambda: all(w.num_in_flight == w.tokens_in_flight == 0 for w in self.parts.registry.workers()))
         assert await self.metric("tandem_router_requests_in_flight") == 0
 
 

@@ -12,6 +12,7 @@
     "no_done"        (decode) end a stream without its last event
     "empty"          200 with an empty body
     "hold"           wait for ``gate``, then go on
+    ("hold", fault)  wait for ``gate``, then that fault
     "hang_midway"    (decode) fall silent after the first piece
     "no_handoff"     (prefill) answer without kv_transfer_params
     "break_granted"  (prefill) grant the lease, then close the connection without an answer
@@ -126,6 +127,9 @@ class _Generate:
         worker = self._worker
         if worker.token is not None and request.headers.get("authorization") != f"Bearer {worker.token}":
             fault = 401
+        if isinstance(fault, tuple) and fault[0] == "hold":
+            await worker.gate.wait()
+            fault = fault[1]
         if fault == "hang":
             await asyncio.Event().wait()
         if fault == "hold":

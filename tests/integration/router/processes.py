@@ -62,6 +62,15 @@ async def wait_until_ready(http: httpx.AsyncClient) -> None:
             await asyncio.sleep(0.05)
 
 
+async def wait_until_draining(http: httpx.AsyncClient) -> None:
+    """Of a router that was ready."""
+    async with asyncio.timeout(START_LIMIT_S):
+        while True:
+            if (await http.get("/ready")).status_code == 503:
+                return
+            await asyncio.sleep(0.01)
+
+
 def is_listening(url: str) -> bool:
     with socket.socket() as sock:
         return sock.connect_ex(("127.0.0.1", int(port_of(url)))) == 0

@@ -196,6 +196,18 @@ async def test_a_stream_that_dies_ends_with_an_error_event_and_no_done(cluster: 
     assert await cluster.metric("tandem_router_e2e_seconds_count") == 0
 
 
+async def test_a_prompt_that_is_too_long_is_refused_before_any_header_also_of_a_stream(cluster: Cluster) -> None:
+    """Case 26."""
+    cluster.prefill.faults.append(400)
+    answer = await post(cluster, STREAM)
+    assert check_error(answer, 400)["message"] == "prefill-0 says 400"
+    assert answer.headers["content-type"] == "application/json"
+
+
+async def test_a_body_of_5_mb_is_served(cluster: Cluster) -> None:
+    assert (await post(cluster, TEXT | {"prompt": "x" * 5_000_000})).status_code == 200
+
+
 DEAD_ENGINE = b'data: {"error": {"message": "EngineCore: secret", "code": 500}}\n\n'
 DONE = b"data: [DONE]\n\n"
 

@@ -53,7 +53,7 @@ def is_idle(parts: RouterParts) -> bool:
     workers = parts.registry.workers()
     return (
         parts.active.num == parts.releaser.num_pending == 0
-        and all(worker.num_in_flight == worker.bytes_in_flight == 0 for worker in workers)
+        and all(worker.num_in_flight == worker.tokens_in_flight == 0 for worker in workers)
         and parts.client.num_connections == parts.client.num_idle_connections  # type: ignore[attr-defined]
     )
 

@@ -43,6 +43,11 @@ def test_seconds_go_without_their_unit_or_with_it(flag: str) -> None:
     assert parse_arguments([flag, "3"])["health_interval_s"] == "3"
 
 
+@pytest.mark.parametrize("flag", ["--policy", "--prefill-policy"])
+def test_the_help_names_the_words_to_choose_from(help_text: str, flag: str) -> None:
+    assert f"{flag} round_robin|least_loaded|power_of_two|queue_depth|prefix_affinity" in help_text
+
+
 def test_other_units_stay() -> None:
     assert parse_arguments(["--max-body-bytes", "3"])["max_body_bytes"] == "3"
     with pytest.raises(SystemExit):

@@ -32,7 +32,8 @@ def test_command_line_beats_environment_beats_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", RouterConfig.model_fields)
 def test_every_field_can_be_set_by_environment(name: str) -> None:
     value = {"host": "::1", "policy": "round_robin", "prefill": "http://a:1", "decode": "http://a:2"}.get(name, "7")
-    value = {"log_level": "debug"}.get(name, value)
+    value = {"log_level": "debug", "no_prefill": "decode_only", "retry_ratio": "0.5"}.get(name, value)
+    value = "queue_depth" if name in ("prefill_policy", "decode_policy") else value
     beside = {"tls_cert_file": "tls_key_file", "tls_key_file": "tls_cert_file", "max_in_flight_per_key": "api_keys"}
     others = {f"TANDEM_ROUTER_{beside[name].upper()}": "x"} if name in beside else {}
     config = load_config(environ={f"TANDEM_ROUTER_{name.upper()}": value} | others)
@@ -76,6 +77,19 @@ def test_json_is_a_config_file_too(tmp_path: Path) -> None:
         ("prefill: ['http://x:99999']", "prefill"),
         ("api_keys: ['two words']", "api_keys"),
         ("max_in_flight_per_key: 0", "max_in_flight_per_key"),
+        ("prefill_policy: random", "prefill_policy"),
+        ("decode_policy: ''", "decode_policy"),
+        ("no_prefill: maybe", "no_prefill"),
+        ("prefill_tokens_per_worker: -1", "prefill_tokens_per_worker"),
+        ("decode_tokens_per_worker: 1.5", "decode_tokens_per_worker"),
+        ("max_queued_tokens: -1", "max_queued_tokens"),
+        ("queue_timeout_s: -1", "queue_timeout_s"),
+        ("ping_interval_s: never", "ping_interval_s"),
+        ("request_timeout_s: .nan", "request_timeout_s"),
+        ("retry_ratio: 1.1", "retry_ratio"),
+        ("breaker_failures: -1", "breaker_failures"),
+        ("breaker_open_s: 0", "breaker_open_s"),
+        ("breaker_max_open_s: 1e9", "breaker_max_open_s"),
     ],
 )
 def test_a_wrong_key_or_value_in_a_file_is_named(tmp_path: Path, text: str, key: str) -> None:
@@ -94,6 +108,7 @@ def test_a_wrong_key_or_value_in_a_file_is_named(tmp_path: Path, text: str, key:
         ({"tls_key_file": "key.pem"}, "tls_key_file: makes no sense without tls_cert_file"),
         ({"max_in_flight_per_key": 3}, "max_in_flight_per_key: makes no sense without api_keys or api_keys_file"),
         ({"api_keys": "sk-1,a:sk-1"}, "api_keys: key 2 is there already"),
+        ({"breaker_open_s": 5, "breaker_max_open_s": 4}, "breaker_max_open_s: is less than breaker_open_s"),
     ],
 )
 def test_a_senseless_combination_is_refused_by_name(settings: dict[str, Any], message: str) -> None:

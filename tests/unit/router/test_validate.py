@@ -34,6 +34,7 @@ WRONG_EVERYWHERE: list[tuple[str, Any]] = [
     *each("stop", 1, "", [""], [1], {"a": 1}, [None]),
     *each("stop_token_ids", 1, "1", ["1"], [1.0], [True]),
     *each("temperature", -0.1, 2.1, INF, "1", True, []),
+    *each("priority", 1.0, "1", None, True, 1 << 63, -(1 << 63) - 1),
     *each("top_p", 0, -1, 1.1, INF, "1", False),
     *each("prompt_logprobs", -2, 1.5, "1", True),
     *each("ignore_eos", 1, "yes"),
@@ -90,6 +91,8 @@ def test_a_wrong_value_is_refused_by_the_fields_name(endpoint: Endpoint, field: 
         {"temperature": 0.7, "top_p": 0.001},
         {"vllm_xargs": {"mine": 1}},
         {"some_new_field": {"a": [1]}},
+        {"priority": -(1 << 63)},
+        {"priority": (1 << 63) - 1},
     ],
 )
 def test_what_vllm_takes_passes_and_takes_both_legs(endpoint: Endpoint, fields: dict[str, Any]) -> None:
@@ -97,6 +100,7 @@ def test_what_vllm_takes_passes_and_takes_both_legs(endpoint: Endpoint, fields: 
     assert plan.route is Route.PREFILL_DECODE
     assert plan.num_choices == (fields.get("n") or 1)
     assert plan.is_stream is bool(fields.get("stream"))
+    assert plan.priority == fields.get("priority", 0)
 
 
 @pytest.mark.parametrize("key", ["kv_transfer_params", "ec_transfer_params"])
