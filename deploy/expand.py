@@ -117,12 +117,18 @@ def _plan_router(
     listens = tuple((host, int(port)) for key, port in address.items() if key != "host")
     is_tls = bool(spec.router.settings.get(TLS_SETTING) or environ.get(TLS_ENV))
     urls = [f"{'https' if is_tls else 'http'}://{_bracketed(spec.router.dial_host)}:{port}" for _, port in listens]
+    # One policy for a prompt that prefill can't deliver, whether its rows don't cross or nobody is there to compute it.
+    decode_policy = spec.kv_transfer.overridden_by(spec.decode.kv_transfer).load_failure_policy
+    defaults = {
+        "shutdown_timeout_s": spec.timeouts.drain_s,
+        "no_prefill": "decode_only" if decode_policy == "recompute" else "strict",
+    }
     plan = ProcessPlan(
         name="router",
         role=ROUTER_ROLE,
         command=(*commands[ROUTER_ROLE], "--key-prefix", "router.settings.", *flags),
         env=COMMON_ENV,
-        config={"shutdown_timeout_s": spec.timeouts.drain_s, **spec.router.settings, **address},
+        config={**defaults, **spec.router.settings, **address},
         url=urls[0],
         listens=listens,
     )

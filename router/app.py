@@ -245,8 +245,8 @@ def _add_state_routes(app: FastAPI, parts: RouterParts) -> None:
     async def ready() -> JSONResponse:
         """200 when a READY prefill and a READY decode worker serve the same model; 503 says what is missing.
 
-        Where decode may do without prefill, a READY decode worker is enough. A router that was asked to stop is not
-        ready, whatever workers it has.
+        Where decode may do without prefill, a READY decode worker is enough once there has been such a pair. A router
+        that was asked to stop is not ready, whatever workers it has.
         """
         missing = parts.registry.pools().missing_roles()
         is_ready = not parts.lifecycle.drain.is_on and parts.lifecycle.fallback.can_serve(missing)

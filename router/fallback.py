@@ -26,15 +26,21 @@ class PrefillFallback:
     def __init__(self, *, is_allowed: bool, on_survival: Callable[[FallbackReason], None]) -> None:
         self.is_allowed = is_allowed
         self._on_survival = on_survival
-        self._is_without_prefill = False
+        self._is_without_prefill = self._has_been_whole = False
 
     def can_serve(self, missing: Sequence[WorkerRole]) -> bool:
-        """Whether requests are served while workers of these roles are missing."""
-        return not missing or (self.is_allowed and WorkerRole.DECODE not in missing)
+        """Whether the service is ready while workers of these roles are missing.
+
+        It begins with a usable pair, also where decode may do without prefill: a deployment that never gets a prefill
+        worker must not look well. Once it has begun, it goes on.
+        """
+        return not missing or (self.is_allowed and self._has_been_whole and WorkerRole.DECODE not in missing)
 
     def note_pools(self, pools: Pools) -> None:
         """Workers came or went. Logs that prefill is back."""
-        if self._is_without_prefill and pools.usable_prefills():
+        is_whole = bool(pools.usable_prefills())
+        self._has_been_whole |= is_whole
+        if self._is_without_prefill and is_whole:
             self._is_without_prefill = False
             logger.info("a prefill worker is there again: prompts are computed apart from decoding")
 

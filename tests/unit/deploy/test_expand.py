@@ -64,7 +64,7 @@ def test_the_router_names_its_settings_as_the_spec_does() -> None:
 def test_the_router_gets_its_address_and_the_settings_passed_through() -> None:
     router = plan(router={"port": 8123, "metrics_port": 8124, "settings": {"max_body_bytes": 1000}}).processes[0]
     address = {"host": "127.0.0.1", "port": 8123, "metrics_port": 8124}
-    assert router.config == address | {"max_body_bytes": 1000, "shutdown_timeout_s": 30}
+    assert router.config == address | {"max_body_bytes": 1000, "shutdown_timeout_s": 30, "no_prefill": "decode_only"}
     assert router.command[-6:] == ("--host", "127.0.0.1", "--port", "8123", "--metrics-port", "8124")
     assert router.listens == (("127.0.0.1", 8123), ("127.0.0.1", 8124))
 
