@@ -6,10 +6,10 @@ import random
 import time
 from urllib.parse import urlsplit
 
-from router.app import RouterParts, build_parts, create_app
+from router.app import RouterParts, build_parts
 from router.config import RouterConfig
 from tests.integration.router.api_answers import MODEL
-from tests.integration.router.serving import eventually, served
+from tests.integration.router.serving import eventually, served, served_router
 from tests.integration.router.slow_workers import SlowWorkers
 
 NUM_CLIENTS = 1000
@@ -72,7 +72,7 @@ async def test_every_leg_is_aborted_within_a_second_and_nothing_leaks() -> None:
     async with served(slow.prefill) as prefill_url, served(slow.decode) as decode_url:
         config = RouterConfig(prefill=(prefill_url,), decode=(decode_url,), health_interval_s=3600)
         parts = build_parts(config)
-        async with served(create_app(parts)) as url:
+        async with served_router(parts) as url:
             await eventually(lambda: not parts.registry.pools().missing_roles())
             num_tasks = len(asyncio.all_tasks())
             left_at = await leave_all(url, moments)
