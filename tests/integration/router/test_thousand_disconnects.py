@@ -4,6 +4,8 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 from router.app import RouterParts, build_parts
@@ -49,10 +51,28 @@ async def leave_all(url: str, moments: random.Random) -> dict[str, float]:
     return left_at
 
 
+@asynccontextmanager
+async def watched_stalls() -> AsyncIterator[list[float]]:
+    """Seconds by which the event loop was late, each time that it was to come round."""
+    stalls = [0.0]
+
+    async def watch() -> None:
+        while True:
+            began_s = time.monotonic()
+            await asyncio.sleep(0.01)
+            stalls.append(time.monotonic() - began_s - 0.01)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield stalls
+    finally:
+        watching.cancel()
+
+
 def is_idle(parts: RouterParts) -> bool:
     workers = parts.registry.workers()
     return (
-        parts.active.num == parts.releaser.num_pending == 0
+        parts.active.num == 0
         and all(worker.num_in_flight == worker.tokens_in_flight == 0 for worker in workers)
         and parts.client.num_connections == parts.client.num_idle_connections  # type: ignore[attr-defined]
     )
@@ -75,16 +95,20 @@ async def test_every_leg_is_aborted_within_a_second_and_nothing_leaks() -> None:
         async with served_router(parts) as url:
             await eventually(lambda: not parts.registry.pools().missing_roles())
             num_tasks = len(asyncio.all_tasks())
-            left_at = await leave_all(url, moments)
-            last_s = max(left_at.values())
-            await eventually(lambda: is_idle(parts) and all(leg.ended_s is not None for leg in slow.legs))
-            assert time.monotonic() - last_s < ABORTED_WITHIN_S
+            async with watched_stalls() as stalls:
+                left_at = await leave_all(url, moments)
+                last_s = max(left_at.values())
+                await eventually(lambda: is_idle(parts) and all(leg.ended_s is not None for leg in slow.legs))
+                idle_s = time.monotonic()
+            # What the machine did not give this process at all is not the router's doing.
+            within_s = ABORTED_WITHIN_S + max(stalls)
+            assert idle_s - last_s < within_s
             # Only a second look at prefill, half a second later, may still be under way for a release.
-            await eventually(lambda: not slow.leases)
+            await eventually(lambda: parts.releaser.num_pending == 0 and not slow.leases)
             for leg in slow.legs:
                 assert leg.ended_s is not None
-                assert leg.began_s - left_at[leg.request_id] < ABORTED_WITHIN_S, leg
-                assert leg.ended_s - left_at[leg.request_id] < ABORTED_WITHIN_S, leg
+                assert leg.began_s - left_at[leg.request_id] < within_s, leg
+                assert leg.ended_s - left_at[leg.request_id] < within_s, leg
             check_counts(parts)
             deadline_s = time.monotonic() + IDLE_WITHIN_S
             while parts.client.num_connections or len(asyncio.all_tasks()) > num_tasks:  # type: ignore[attr-defined]
