@@ -80,15 +80,17 @@ def running_workers(folder: Path, *configs: tuple[dict[str, Any], dict[str, str]
 
 
 @contextmanager
-def static_router(folder: Path, prefill_urls: Sequence[str], decode_urls: Sequence[str]) -> Iterator[str]:
-    """A router with static workers and no deployment."""
+def static_router(
+    folder: Path, prefill_urls: Sequence[str], decode_urls: Sequence[str], path: str = "/ready"
+) -> Iterator[str]:
+    """A router with static workers and no deployment, once ``path`` is good."""
     port, log = free_port(), folder / "router.log"
     command = [sys.executable, "-m", "router", "--port", str(port), "--health-interval-s", "0.2"]
     command += ["--prefill", ",".join(prefill_urls), "--decode", ",".join(decode_urls)]
     with log.open("wb") as out:
         process = subprocess.Popen(command, cwd=REPOSITORY, env={"TANDEM_CLUSTER_TOKEN": TOKEN}, stdout=out, stderr=out)
     try:
-        wait_until_ok(f"http://127.0.0.1:{port}/ready", process, log)
+        wait_until_ok(f"http://127.0.0.1:{port}{path}", process, log)
         yield f"http://127.0.0.1:{port}"
     finally:
         stop(process)

@@ -88,18 +88,19 @@ def test_a_worker_whose_engine_would_lack_our_connector_is_refused(
     assert "extra_vllm_args" in text
 
 
-def test_a_prefill_engine_without_a_connector_is_an_error_not_a_second_prefill(
+def test_an_engine_without_our_connector_never_becomes_prefill_for_our_decode(
     stack: Stack, running: tuple[Stack, str], tmp_path: Path
 ) -> None:
     """Case 35: everything would answer 200, and every prompt would be computed twice."""
     before = legs.samples(stack.worker("decode"))["vllm:prompt_tokens_total"]
-    with static_router(tmp_path, [running[1]], [stack.worker("decode")]) as url:
-        answer = httpx.post(
-            f"{url}/v1/completions", json={"model": MODEL, "prompt": [300, 301], "max_tokens": 2}, timeout=60
-        )
-        assert answer.status_code == 502
-        assert "KV connector" in answer.json()["error"]["message"]
-        assert legs.samples(url)["tandem_router_prefill_without_handoff_total"] >= 1
+    with static_router(tmp_path, [running[1]], [stack.worker("decode")], path="/health") as url:
+        time.sleep(2)  # ten probes
+        ready = httpx.get(f"{url}/ready", timeout=10)
+        assert (ready.status_code, ready.json()["missing"]) == (503, ["prefill", "decode"])
+        body = {"model": MODEL, "prompt": [300, 301], "max_tokens": 2}
+        answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+        assert answer.status_code == 503
+        assert "pairs" in answer.json()["error"]["message"]
     time.sleep(0.2)
     assert legs.samples(stack.worker("decode"))["vllm:prompt_tokens_total"] == before
 
