@@ -52,7 +52,7 @@ def test_a_worker_without_a_handoff_key_is_refused(stack: Stack, tmp_path: Path)
 
 @pytest.mark.parametrize("token", ["", "another token"])
 def test_a_worker_without_the_router_s_token_is_refused(stack: Stack, tmp_path: Path, token: str) -> None:
-    config = worker_config("decode", stack.checkpoint, router_url=stack.url)
+    config = worker_config("decode", stack.checkpoint, router_url=stack.control_url)
     assert "TANDEM_CLUSTER_TOKEN" in refusal_of(config, tmp_path, TANDEM_CLUSTER_TOKEN=token)
 
 
@@ -63,7 +63,7 @@ def test_a_worker_that_others_can_reach_needs_a_token(stack: Stack, tmp_path: Pa
 
 def test_a_worker_with_another_handoff_key_is_refused(stack: Stack, tmp_path: Path) -> None:
     """Else requests would go to it first, as it is idle, and each would be refused there."""
-    config = worker_config("decode", stack.checkpoint, router_url=stack.url)
+    config = worker_config("decode", stack.checkpoint, router_url=stack.control_url)
     text = refusal_of(config, tmp_path, TANDEM_HANDOFF_KEY="key of another deployment")
     mine, theirs = HandoffKeys("key of another deployment").signs, HandoffKeys(HANDOFF_KEY).signs
     assert f"ids of TANDEM_HANDOFF_KEY don't pair: {mine} on decode-alone, {theirs} on prefill-0" in text
@@ -82,7 +82,7 @@ def test_a_worker_whose_engine_would_lack_our_connector_is_refused(
     stack: Stack, tmp_path: Path, args: list[str]
 ) -> None:
     """Case 35, for our own workers: all would answer 200, and prefill would be paid twice."""
-    config = worker_config("decode", stack.checkpoint, router_url=stack.url, extra_vllm_args=args)
+    config = worker_config("decode", stack.checkpoint, router_url=stack.control_url, extra_vllm_args=args)
     text = refusal_of(config, tmp_path)
     assert "kv_connector is" in text
     assert "extra_vllm_args" in text
