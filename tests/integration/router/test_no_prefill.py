@@ -22,6 +22,7 @@ async def test_by_default_prefill_that_fails_is_an_error_and_decode_hears_nothin
 
 
 async def test_by_default_a_router_with_decode_alone_serves_nobody_and_is_not_ready(cluster: Cluster) -> None:
+    """Cases 21 and 22."""
     await cluster.keep_only(cluster.decode)
     check_error(await post(cluster), 503)
     assert (await cluster.http.get("/ready")).status_code == 503
@@ -49,6 +50,7 @@ class TestDecodeOnly:
     async def test_without_prefill_decode_gets_the_clients_own_request(
         self, cluster: Cluster, body: dict[str, Any]
     ) -> None:
+        """Case 21."""
         await cluster.keep_only(cluster.decode)
         assert (await post(cluster, body)).status_code == 200
         assert [json.loads(raw) for raw in cluster.decode.bodies] == [body]

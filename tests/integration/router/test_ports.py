@@ -19,6 +19,7 @@ from tests.integration.router.processes import (
     port_of,
     router_process,
     started,
+    wait_until_draining,
     wait_until_listening,
     wait_until_ready,
 )
@@ -106,7 +107,7 @@ async def test_workers_are_heard_and_metrics_read_until_the_last_stream_has_ende
             pieces = answer.aiter_raw()
             await anext(pieces)
             process.send_signal(signal.SIGTERM)
-            await eventually(lambda: not is_listening(url))
+            await wait_until_draining(control)
             await beat()
             readiness = await control.get("/ready")
             assert (readiness.status_code, readiness.json()) == (503, {"ready": False, "missing": []})

@@ -9,8 +9,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from router.body import KV_TRANSFER_PARAMS
-from tests.integration.router.conftest import BOTH_APIS, CHAT, TEXT, Cluster
+from tests.integration.router.conftest import CHAT, TEXT, Cluster
 from tests.integration.router.serving import eventually
+from tests.integration.router.test_apis import EVERY_API
 from tests.integration.router.test_disconnects import LeavingClient, wait_for_disconnect
 from tests.integration.router.test_failures import keep_one_pair
 
@@ -53,17 +54,34 @@ def error_of(stream: bytes) -> dict[str, Any]:
     return error
 
 
-@BOTH_APIS
+@EVERY_API
 async def test_a_long_prefill_is_bridged_by_pings(cluster: Cluster, path: str, body: dict[str, Any]) -> None:
+    """Case 25."""
     await keep_one_pair(cluster)
+    expected = (await cluster.http.post(path, json=body | {"stream": True})).content
     cluster.prefill.faults.append("hold")
     reading = await Reading(cluster, body | {"stream": True}, path).start()
     assert reading.answer.status_code == 200
     assert reading.answer.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert "x-request-id" in reading.answer.headers
     cluster.prefill.gate.set()
-    assert await reading.rest() == b"".join(cluster.decode.pieces)
+    assert await reading.rest() == expected
     assert await cluster.metric("tandem_router_pings_total") >= 2
+
+
+@EVERY_API
+async def test_after_pings_an_error_has_the_apis_own_shape(cluster: Cluster, path: str, body: dict[str, Any]) -> None:
+    await keep_one_pair(cluster)
+    for fault, message in ((400, "prefill-0 says 400"), ("no_handoff", "without kv_transfer_params")):
+        cluster.prefill.gate.clear()
+        cluster.prefill.faults.append(("hold", fault))
+        reading = await Reading(cluster, body | {"stream": True}, path).start()
+        cluster.prefill.gate.set()
+        event = await reading.rest()
+        is_named = path in ("/v1/responses", "/v1/messages")
+        assert event.startswith(b"event: error\ndata: {" if is_named else b'data: {"error"')
+        assert event.count(b"\n\n") == 1
+        assert message in json.loads(event.partition(b"data: ")[2])["error"]["message"]
 
 
 async def test_a_client_that_gives_up_on_silence_sees_none(cluster: Cluster) -> None:
@@ -104,6 +122,7 @@ async def test_an_answer_that_is_no_stream_is_not_touched(cluster: Cluster) -> N
 async def test_after_pings_a_failed_leg_is_still_tried_once_more_with_a_fresh_handoff(
     cluster: Cluster, role: str
 ) -> None:
+    """Case 20."""
     worker = cluster.prefill if role == "prefill" else cluster.decode
     await cluster.keep_only(cluster.prefill, cluster.decode)
     worker.faults.append(("hold", "break"))
@@ -122,6 +141,7 @@ async def test_after_pings_a_failed_leg_is_still_tried_once_more_with_a_fresh_ha
 async def test_after_pings_a_failure_is_the_streams_only_event(
     cluster: Cluster, role: str, fault: Any, kind: str
 ) -> None:
+    """Case 19."""
     await keep_one_pair(cluster)
     worker = cluster.prefill if role == "prefill" else cluster.decode
     worker.faults.extend([("hold", fault), fault])

@@ -74,6 +74,34 @@ def test_anthropic_has_its_own_type_for_each_status(error: ServingError, kind: s
     assert data_of(ANTHROPIC_ERRORS.last_event(error, b"")) == expected
 
 
+REFUSAL = WorkerAnswer(
+    404, {}, b'{"error":{"message":"no\\nsuch",\n"type":"NotFoundError","param":"model","code":404}}\n'
+)
+NAMELESS = WorkerAnswer(422, {}, b"<html>\n\n</html>")
+
+
+def test_a_refusal_as_the_only_event_of_a_stream_is_in_openais_shape_the_workers_own() -> None:
+    event = OPENAI_ERRORS.only_event(REFUSAL)
+    assert event.startswith(b"data: ")
+    assert event.count(b"\n") == 2
+    assert data_of(event) == json.loads(REFUSAL.body)
+
+
+def test_a_refusal_as_the_only_event_is_the_first_in_a_responses_sequence() -> None:
+    event = RESPONSES_ERRORS.only_event(REFUSAL)
+    assert event.startswith(b"event: error\n")
+    said = data_of(event)
+    assert (said["type"], said["sequence_number"], said["message"], said["code"]) == ("error", 0, "no\nsuch", "404")
+    assert said["error"] == {"message": "no\nsuch", "type": "NotFoundError", "param": "model", "code": 404}
+    assert data_of(RESPONSES_ERRORS.only_event(NAMELESS))["message"] == "The worker refused the request."
+
+
+def test_a_refusal_as_the_only_event_has_anthropics_type_for_its_status() -> None:
+    event = ANTHROPIC_ERRORS.only_event(REFUSAL)
+    assert event.startswith(b"event: error\n")
+    assert data_of(event) == {"type": "error", "error": {"type": "not_found_error", "message": "no\nsuch"}}
+
+
 OF_VLLM = b'{"error":{"message":"too long","type":"BadRequestError","param":"prompt","code":400}}'
 
 

@@ -8,6 +8,7 @@ from starlette.types import Message
 
 from router.pings import Pinger
 from router.reply import PING, Reply
+from router.worker_client import WorkerAnswer, WorkerBroken
 from tests.unit.router.factories import ManualTimers, make_context
 from wire.errors import NoWorker
 
@@ -98,9 +99,18 @@ async def test_an_error_after_a_ping_is_the_last_event(stage: Stage) -> None:
 async def test_a_workers_refusal_after_a_ping_is_one_event_though_it_has_line_breaks(stage: Stage) -> None:
     reply, sent = stage.watched()
     await stage.pass_time(INTERVAL_S)
-    await reply.whole(400, {"content-type": "application/json"}, b'{"error":\r\n {"code":\n400}}\n')
-    assert bodies(sent)[1] == b'data: {"error":   {"code": 400}} \n\n'
-    assert starts(sent) == [200]
+    await reply.refuse(WorkerAnswer(400, {}, b'{"error":\r\n {"code":\n400}}\n'))
+    assert bodies(sent)[1] == b'data: {"error":   {"code": 400}}\n\n'
+    assert (starts(sent), sent[-1]["more_body"]) == ([200], False)
+
+
+async def test_an_answer_that_is_no_stream_cannot_follow_a_ping(stage: Stage) -> None:
+    reply, sent = stage.watched()
+    await stage.pass_time(INTERVAL_S)
+    with pytest.raises(WorkerBroken):
+        await reply.whole(200, {"content-type": "application/json"}, b"{}")
+    assert bodies(sent) == [PING]
+    assert reply.may_ping
 
 
 async def test_a_stream_that_begins_in_time_gets_no_ping(stage: Stage) -> None:
