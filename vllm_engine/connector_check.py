@@ -6,8 +6,8 @@ from vllm_engine.args import CONNECTOR, CONNECTOR_MODULE, KV_ROLE
 from wire.worker_config import WorkerConfig
 
 
-class WrongConnector(Exception):
-    """vLLM would run, or runs, without our connector or with another's settings."""
+class WrongEngine(Exception):
+    """vLLM can't be built from this worker's arguments, or would run without our connector."""
 
 
 def check_connector(config: WorkerConfig, engine_id: str, transfer: object) -> None:
@@ -18,7 +18,7 @@ def check_connector(config: WorkerConfig, engine_id: str, transfer: object) -> N
             itself may have replaced ours.
 
     Raises:
-        WrongConnector: names each setting that differs.
+        WrongEngine: names each setting that differs.
     """
     needed = {
         "kv_connector": CONNECTOR,
@@ -33,6 +33,6 @@ def check_connector(config: WorkerConfig, engine_id: str, transfer: object) -> N
     ]
     if wrong:
         # The arguments themselves are not quoted: an API key may be among them.
-        raise WrongConnector(
+        raise WrongEngine(
             f"extra_vllm_args, or vLLM, replaced this worker's KV connector: {'; '.join(wrong)}; no KV would cross"
         )

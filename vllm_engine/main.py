@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from kv_transfer.side_channel import UnsafeSideChannel, check_secrecy
 from kv_transfer.transport import prepare_env
 from vllm_engine.args import vllm_env
-from vllm_engine.connector_check import WrongConnector
+from vllm_engine.connector_check import WrongEngine
 from vllm_engine.identity import RegistrationRefused, WorkerIdentity, WrongIdentity, check_with_router
 from wire.worker import WorkerRole
 from wire.worker_config import EXIT_CONFIG, EXIT_REASON_PREFIX, WorkerConfig
@@ -45,7 +45,7 @@ def main(role: WorkerRole, role_args: Sequence[str]) -> None:
             from vllm_engine.server import run
 
             run(config, identity, role_args)
-    except (RegistrationRefused, UnsafeSideChannel, WrongConnector, WrongIdentity) as e:
+    except (RegistrationRefused, UnsafeSideChannel, WrongEngine, WrongIdentity) as e:
         _end(str(e))
 
 

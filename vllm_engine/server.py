@@ -25,7 +25,7 @@ from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from vllm_engine.args import vllm_args
 from vllm_engine.auth import App, ClusterAuth
-from vllm_engine.connector_check import check_connector
+from vllm_engine.connector_check import WrongEngine, check_connector
 from vllm_engine.handoff_guard import HandoffGuard
 from vllm_engine.heartbeat import Heartbeat
 from vllm_engine.identity import RegistrationRefused, WorkerIdentity
@@ -36,6 +36,7 @@ from wire.worker_config import WorkerConfig
 
 logger = logging.getLogger("vllm.tandem.worker")
 
+_MAX_REASON_CHARS = 500
 _DRAIN_POLL_S = 0.1  # how soon an idle worker leaves
 
 
@@ -44,16 +45,30 @@ def run(config: WorkerConfig, identity: WorkerIdentity, role_args: Sequence[str]
 
     Raises:
         RegistrationRefused: the router can pair this worker with no other.
-        WrongConnector: vLLM's arguments end up without our connector.
+        WrongEngine: vLLM refuses its arguments, or they end up without our connector.
     """
     cli = _cli_args_module()
     parser = cli.make_arg_parser(FlexibleArgumentParser(description="tandem worker"))
     args = parser.parse_args(vllm_args(config, identity.engine_id, identity.fingerprint, role_args))
     cli.validate_parsed_serve_args(args)
-    if config.extra_vllm_args:  # no others can replace ours; built once more later, which takes less than a model
-        planned = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
-        check_connector(config, identity.engine_id, planned.kv_transfer_config)
+    if config.extra_vllm_args:  # no others can replace ours
+        _check_plan(config, identity.engine_id, args)
     uvloop.run(_serve(config, identity, args))
+
+
+def _check_plan(config: WorkerConfig, engine_id: str, args: argparse.Namespace) -> None:
+    """Build vLLM's configuration once more than needed, which takes less than loading a model in vain.
+
+    Raises:
+        WrongEngine: see run.
+    """
+    check_connector(config, engine_id, args.kv_transfer_config)
+    try:
+        planned = AsyncEngineArgs.from_cli_args(args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+    except (ValueError, AttributeError) as e:  # wrong values, and a connector that is looked for in our module
+        logger.exception("vLLM's configuration can't be built")
+        raise WrongEngine(f"vLLM refuses its arguments, look at extra_vllm_args: {str(e)[:_MAX_REASON_CHARS]}") from e
+    check_connector(config, engine_id, planned.kv_transfer_config)
 
 
 def _cli_args_module() -> ModuleType:

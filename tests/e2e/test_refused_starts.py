@@ -12,7 +12,7 @@ from tests.e2e.conftest import MAX_MODEL_LEN
 from tests.stack import HANDOFF_KEY, MODEL, Stack, free_port, openai_client, stop
 from tests.workers import start_worker, static_router, worker_config
 from wire.handoff import HandoffKeys
-from wire.worker_config import EXIT_CONFIG
+from wire.worker_config import EXIT_CONFIG, EXIT_REASON_PREFIX
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 
@@ -70,22 +70,46 @@ def test_a_worker_with_another_handoff_key_is_refused(stack: Stack, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "args",
+    ("args", "reason"),
     [
-        ["--kv-transfer-config", "{}"],
-        ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'],
-        ["--kv-offloading-size", "1"],
+        (["--kv-transfer-config", "{}"], "kv_connector is None"),
+        (
+            ["--kv-transfer-config", '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}'],
+            "kv_connector is NixlConnector",
+        ),
+        (["--kv-offloading-size", "1"], "OffloadingConnector"),
     ],
     ids=["none", "stock", "offloading"],
 )
 def test_a_worker_whose_engine_would_lack_our_connector_is_refused(
-    stack: Stack, tmp_path: Path, args: list[str]
+    stack: Stack, tmp_path: Path, args: list[str], reason: str
 ) -> None:
     """Case 35, for our own workers: all would answer 200, and prefill would be paid twice."""
     config = worker_config("decode", stack.checkpoint, router_url=stack.control_url, extra_vllm_args=args)
-    text = refusal_of(config, tmp_path)
-    assert "kv_connector is" in text
-    assert "extra_vllm_args" in text
+    [told] = [line for line in refusal_of(config, tmp_path).splitlines() if line.startswith(EXIT_REASON_PREFIX)]
+    assert reason in told
+    assert "extra_vllm_args" in told
+
+
+def test_engines_without_a_connector_are_an_error_not_a_second_prefill(
+    running: tuple[Stack, str], tmp_path: Path
+) -> None:
+    """Case 35: everything would answer 200, and every prompt would be computed twice."""
+    prompt, engine = [300, 301], running[1]
+    before = legs.samples(engine)
+    by_another_name = engine.replace("127.0.0.1", "localhost")  # the router takes no URL for both roles
+    with static_router(tmp_path, [engine], [by_another_name]) as url:
+        answer = httpx.post(
+            f"{url}/v1/completions", json={"model": MODEL, "prompt": prompt, "max_tokens": 2}, timeout=60
+        )
+        assert answer.status_code == 502
+        assert "KV connector" in answer.json()["error"]["message"]
+        num_prefills = legs.samples(url)["tandem_router_prefill_without_handoff_total"]
+    assert num_prefills >= 1
+    time.sleep(0.2)
+    after = legs.samples(engine)
+    for counter, number in (("prompt_tokens", num_prefills * len(prompt)), ("generation_tokens", num_prefills)):
+        assert after[f"vllm:{counter}_total"] - before[f"vllm:{counter}_total"] == number, "decode has worked too"
 
 
 def test_an_engine_without_our_connector_never_becomes_prefill_for_our_decode(

@@ -99,8 +99,8 @@ async def test_an_error_after_a_ping_is_the_last_event(stage: Stage) -> None:
 async def test_a_workers_refusal_after_a_ping_is_one_event_though_it_has_line_breaks(stage: Stage) -> None:
     reply, sent = stage.watched()
     await stage.pass_time(INTERVAL_S)
-    await reply.refuse(WorkerAnswer(400, {}, b'{"error":\r\n {"code":\n400}}\n'))
-    assert bodies(sent)[1] == b'data: {"error":   {"code": 400}}\n\n'
+    await reply.refuse(WorkerAnswer(400, {}, b'{"error":\r\n {"message":\n"no"}}\n'))
+    assert bodies(sent)[1] == b'data: {"error":   {"message": "no"}}\n\n'
     assert (starts(sent), sent[-1]["more_body"]) == ([200], False)
 
 

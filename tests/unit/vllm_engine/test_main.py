@@ -12,7 +12,7 @@ import pytest
 
 from tests.unit.vllm_engine.factories import CONFIG, KEY, TOKEN, checkpoint
 from tests.unit.vllm_engine.routers import refusal, serving
-from vllm_engine.connector_check import WrongConnector
+from vllm_engine.connector_check import WrongEngine
 from vllm_engine.identity import RegistrationRefused
 from vllm_engine.main import main
 from wire.handoff import HANDOFF_KEY_ENV
@@ -104,7 +104,7 @@ def test_a_token_that_the_router_does_not_know_is_named(start: Start) -> None:
     assert TOKEN not in reason
 
 
-@pytest.mark.parametrize("error", [RegistrationRefused, WrongConnector])
+@pytest.mark.parametrize("error", [RegistrationRefused, WrongEngine])
 def test_what_shows_only_while_the_engine_starts_is_told_the_same_way(start: Start, error: type[Exception]) -> None:
     def run(*_: object) -> None:
         raise error("the connector is another")
