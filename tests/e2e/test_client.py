@@ -57,6 +57,7 @@ def test_completion_equals_one_engine(name: str, stack: Stack, single: OpenAI) -
 
 
 def test_chat_logprobs_equal_one_engine_from_the_first_token_on(stack: Stack, single: OpenAI) -> None:
+    """Case 8."""
     wish: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
     wish |= {"logprobs": True, "top_logprobs": 3}
     ours, theirs = (plain(client.chat.completions.create(**wish)) for client in (stack.client, single))
@@ -66,6 +67,7 @@ def test_chat_logprobs_equal_one_engine_from_the_first_token_on(stack: Stack, si
 
 @pytest.mark.parametrize("echo", [False, True])
 def test_completion_logprobs_equal_one_engine(echo: bool, stack: Stack, single: OpenAI) -> None:
+    """Case 8."""
     wish: dict[str, Any] = {"model": MODEL, "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 5}
     ours, theirs = (plain(client.completions.create(**wish, echo=echo)) for client in (stack.client, single))
     assert close(ours, theirs)
@@ -73,6 +75,7 @@ def test_completion_logprobs_equal_one_engine(echo: bool, stack: Stack, single: 
 
 
 def test_tools_and_a_json_schema_equal_one_engine(stack: Stack, single: OpenAI) -> None:
+    """Case 10: the prompt is the engines' own to write, on both legs."""
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
     wish: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 24, "temperature": 0}
     tool: Any = {"type": "function", "function": {"name": "find", "description": "Find a city.", "parameters": schema}}

@@ -88,6 +88,7 @@ async def test_leaving_during_the_stream_aborts_decode_and_releases(cluster: Clu
 
 
 async def test_ten_long_prefills_that_are_dropped_do_not_hold_up_the_next_request(cluster: Cluster) -> None:
+    """Case 12."""
     await cluster.keep_only(cluster.prefill, cluster.decode)
     cluster.prefill.faults.extend(["hang"] * 10)
     clients = [LeavingClient(cluster) for _ in range(10)]

@@ -128,6 +128,7 @@ async def test_a_worker_that_refuses_the_clusters_token_is_a_502(cluster: Cluste
 
 @pytest.mark.parametrize("status", [400, 422])
 async def test_a_decode_4xx_is_passed_on_and_the_lease_released(cluster: Cluster, status: int) -> None:
+    """Case 14."""
     cluster.decode.faults.append(status)
     assert check_error(await post(cluster), status)["message"] == f"decode-0 says {status}"
     await eventually(lambda: cluster.released == cluster.granted)
@@ -149,6 +150,7 @@ async def test_a_decode_5xx_is_a_502_and_the_lease_released(cluster: Cluster, bo
 async def test_a_decode_that_is_gone_before_its_first_byte_is_tried_once_more_with_a_fresh_handoff(
     cluster: Cluster, body: dict[str, Any], fault: Any
 ) -> None:
+    """Case 20."""
     cluster.decode.faults.append(fault)
     assert (await post(cluster, body)).status_code == 200
     first, second = cluster.granted
@@ -175,6 +177,7 @@ async def test_a_decode_that_stays_away_is_a_5xx_with_a_body(cluster: Cluster, b
 
 @pytest.mark.parametrize("fault", ["empty", "break_midway"])
 async def test_a_whole_answer_is_whole_or_an_error(cluster: Cluster, fault: str) -> None:
+    """Case 19."""
     for decode in cluster.decodes:
         decode.faults.append(fault)
     check_error(await post(cluster), 502)
@@ -182,6 +185,7 @@ async def test_a_whole_answer_is_whole_or_an_error(cluster: Cluster, fault: str)
 
 @pytest.mark.parametrize("fault", ["break_midway", "break_in_event", "no_done"])
 async def test_a_stream_that_dies_ends_with_an_error_event_and_no_done(cluster: Cluster, fault: str) -> None:
+    """Case 19."""
     cluster.decode.faults.append(fault)
     answer = await cluster.http.post("/v1/chat/completions", json=CHAT | {"stream": True})
     assert answer.status_code == 200
@@ -266,6 +270,7 @@ async def test_no_ready_decode_is_a_503_and_prefill_is_not_begun(cluster: Cluste
 
 
 async def test_no_ready_prefill_is_a_503_and_decode_does_not_silently_do_it_all(cluster: Cluster) -> None:
+    """Case 21."""
     for prefill in cluster.prefills:
         await cluster.beat(prefill, state=WorkerState.STARTING)
     check_error(await post(cluster), 503)

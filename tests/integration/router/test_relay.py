@@ -71,6 +71,7 @@ async def test_both_legs_use_the_same_path_and_one_handoff(cluster: Cluster, pat
 
 
 async def test_limits_and_stream_options_reach_decode_and_not_prefill(cluster: Cluster) -> None:
+    """Cases 2, 3 and 4."""
     answer = await cluster.http.post("/v1/chat/completions", json=FULL_CHAT)
     assert answer.status_code == 200
     [prefilled] = cluster.prefill.requests

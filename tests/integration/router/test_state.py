@@ -15,6 +15,7 @@ from wire.worker import WorkerState
 
 
 async def test_ready_means_a_usable_pair(cluster: Cluster) -> None:
+    """Case 22."""
     assert (await cluster.http.get("/ready")).status_code == 200
     await cluster.keep_only(cluster.decode)
     answer = await cluster.http.get("/ready")
