@@ -128,12 +128,14 @@ def raise_if_refused(reply: httpx.Response) -> None:
     if reply.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
         fault = "is another than the router's" if "authorization" in reply.request.headers else "is not set"
         raise RegistrationRefused(f"the router answered with {reply.status_code}: {CLUSTER_TOKEN_ENV} {fault}")
-    if reply.status_code not in (httpx.codes.CONFLICT, httpx.codes.BAD_REQUEST):
+    if reply.status_code not in (httpx.codes.CONFLICT, httpx.codes.BAD_REQUEST, httpx.codes.NOT_FOUND):
         return
     try:
         error = reply.json()["error"]
-        message, code = str(error["message"]), error.get("code")
+        message, code, kind = str(error["message"]), error.get("code"), error.get("type")
     except (ValueError, LookupError, TypeError, AttributeError):  # not the router's own words: a proxy answered
-        message, code = f"the router answered with {reply.status_code}", None
+        message, code, kind = f"the router answered with {reply.status_code}", None, None
+    if reply.status_code == httpx.codes.NOT_FOUND and kind == "not_found_error":
+        raise RegistrationRefused("router_url leads to the port of the router's clients; workers need its metrics_port")
     if reply.status_code == httpx.codes.CONFLICT or code == "wire_version_mismatch":
         raise RegistrationRefused(message)

@@ -142,6 +142,12 @@ def test_any_other_answer_lets_the_start_go_on(status: int) -> None:
         assert len(router.seen) == 1
 
 
+def test_the_port_of_the_router_s_clients_ends_the_start() -> None:
+    answer = (404, {"error": {"message": "Not Found", "type": "not_found_error", "param": None, "code": 404}})
+    with serving(answer) as router, pytest.raises(RegistrationRefused, match="router_url"):
+        check_with_router(worker_config(router_url=router.url), identity())
+
+
 @pytest.mark.parametrize("content", [b"", b"no JSON", b"[]", b"{}", b'{"error": "text"}'])
 def test_a_conflict_in_other_words_than_ours_is_a_refusal_too(content: bytes) -> None:
     # A proxy between worker and router may answer for it.
