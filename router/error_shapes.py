@@ -54,7 +54,7 @@ class OpenAiErrors:
         if message_in(answer.body) is not None:
             return answer.body
         # An endpoint that the engine has not is refused by its web framework, in that one's own words.
-        kind, message = "invalid_request_error", "The worker refused the request."
+        kind, message = "invalid_request_error", REFUSED
         if answer.status == 404:
             kind, message = "not_found_error", "The model's workers do not serve this endpoint."
         return _dump({"error": {"message": message, "type": kind, "param": None, "code": answer.status}})
@@ -74,10 +74,8 @@ class ResponsesErrors(OpenAiErrors):
         return self._event(error.openai_body()["error"], _last_sequence_number(before) + 1)
 
     def only_event(self, answer: WorkerAnswer) -> bytes:
-        said = _error_in(answer.body)
-        message = message_in(answer.body) or REFUSED
-        body = {"message": message, "type": said.get("type"), "param": said.get("param"), "code": answer.status}
-        return self._event(body, 0)
+        fields = {"type": None, "param": None, "code": answer.status}
+        return self._event(fields | _error_in(self.of_worker(answer)), 0)
 
     @staticmethod
     def _event(body: dict[str, Any], sequence_number: int) -> bytes:

@@ -28,7 +28,7 @@ class ReleaseReason(StrEnum):
     """Why nobody will read a handoff."""
 
     ABANDONED = "abandoned"
-    """The client left, or the router is stopping."""
+    """The client left, its time was up, or the router is stopping."""
     PREFILL_FAILED = "prefill_failed"
     DECODE_REFUSED = "decode_refused"
     """The client's request, not the handoff."""

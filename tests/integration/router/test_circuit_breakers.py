@@ -56,6 +56,14 @@ async def test_streams_that_break_count_against_decode(cluster: Cluster) -> None
     assert await cluster.metric(TRIPS % "decode") == 1
 
 
+async def test_requests_that_one_worker_answers_count_too(cluster: Cluster) -> None:
+    cluster.prefill.faults.extend([500] * 10)
+    statuses = [(await cluster.http.post("/tokenize", json=TEXT)).status_code for _ in range(8)]
+    assert statuses.count(502) == 2
+    assert len(cluster.prefill.bodies) == 2
+    assert await cluster.metric(OPEN % "prefill") == 1
+
+
 @pytest.mark.parametrize("fault", [400, 422, (409, "replayed")], ids=str)
 async def test_a_clients_error_or_a_refused_handoff_opens_nothing(cluster: Cluster, fault: Any) -> None:
     await keep_one_pair(cluster)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from itertools import chain, repeat
 
 import pytest
 from starlette.types import Message
@@ -144,16 +145,20 @@ async def test_each_stream_is_pinged_by_its_own_time(stage: Stage) -> None:
     assert (len(bodies(early)), len(bodies(late))) == (2, 1)
 
 
-async def test_content_waits_for_a_ping_that_is_on_its_way(stage: Stage) -> None:
+@pytest.mark.parametrize("follows", ["content", "error"])
+async def test_what_follows_waits_for_a_ping_that_is_on_its_way(stage: Stage, follows: str) -> None:
     held: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    reply, sent = stage.watched(gate=lambda: held)
+    gates = chain([held], repeat(None))
+    reply, sent = stage.watched(gate=lambda: next(gates))
     await stage.pass_time(INTERVAL_S)
-    content = asyncio.create_task(reply.piece(200, SSE, b"data: 1\n\n"))
+    work = reply.piece(200, SSE, b"data: 1\n\n") if follows == "content" else reply.fail(NoWorker("nobody"))
+    following = asyncio.create_task(work)
     await stage.pass_time(0)
     assert sent == []
     held.set_result(None)
-    await content
-    assert (starts(sent), bodies(sent)) == ([200], [PING, b"data: 1\n\n"])
+    await following
+    assert [message["type"].rpartition(".")[2] for message in sent] == ["start", "body", "body"]
+    assert bodies(sent)[0] == PING
 
 
 async def test_pings_do_not_pile_up_for_a_client_that_does_not_read(stage: Stage) -> None:
