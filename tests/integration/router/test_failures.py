@@ -208,10 +208,6 @@ async def test_a_prompt_that_is_too_long_is_refused_before_any_header_also_of_a_
     assert answer.headers["content-type"] == "application/json"
 
 
-async def test_a_body_of_5_mb_is_served(cluster: Cluster) -> None:
-    assert (await post(cluster, TEXT | {"prompt": "x" * 5_000_000})).status_code == 200
-
-
 DEAD_ENGINE = b'data: {"error": {"message": "EngineCore: secret", "code": 500}}\n\n'
 DONE = b"data: [DONE]\n\n"
 

@@ -177,3 +177,9 @@ async def test_no_prompt_is_logged(cluster: Cluster, caplog: pytest.LogCaptureFi
     await cluster.http.post("/v1/completions", json=private | {"n": 0})
     assert any("request" in record.message and "prefill_decode" in record.message for record in caplog.records)
     assert "confidential" not in caplog.text
+
+
+async def test_a_body_of_5_mb_is_served(cluster: Cluster) -> None:
+    """Case 26."""
+    answer = await cluster.http.post("/v1/completions", json=TEXT | {"prompt": "x" * 5_000_000})
+    assert answer.content == cluster.decode.whole
