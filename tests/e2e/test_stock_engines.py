@@ -92,7 +92,9 @@ def test_streams_and_chats_are_served(stock: Stock) -> None:
     for url in (stock.router, stock.decode):
         reply = httpx.post(f"{url}/v1/chat/completions", json=chat | {"max_tokens": 6, "stream": True}, timeout=60)
         events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: {")]
-        answers.append([choice["delta"].get("content") for event in events for choice in json.loads(event)["choices"]])
+        choices = [choice for event in events for choice in json.loads(event)["choices"]]
+        # Where an engine cuts its text into events is a matter of timing.
+        answers.append("".join(choice["delta"].get("content") or "" for choice in choices))
         assert reply.text.rstrip().endswith("data: [DONE]")
     assert answers[0] == answers[1]
 
