@@ -3,6 +3,7 @@
 import random
 import threading
 import time
+import uuid
 from collections import Counter
 from types import TracebackType
 from typing import Self
@@ -49,6 +50,7 @@ def prompt_of(number: int) -> list[int]:
 class SteadyLoad:
     """Two clients that ask one prompt after the other, and compare each answer with that of decode's engine alone.
 
+    Each request has a salt of its own, so that no worker has its blocks: KV has to cross for each of them.
     ``failures`` counts the statuses of errors; a broken connection or a request that does not end counts as 0.
     """
 
@@ -83,8 +85,22 @@ class SteadyLoad:
             assert time.monotonic() - began < REQUEST_LIMIT_S, (self.right, self.failures)
             time.sleep(0.1)
 
+    def wait_for_pair(self, number: int) -> None:
+        """Until so many more requests went from prefill to decode, as the router counts them."""
+        began, goal = time.monotonic(), self._num_by_pair() + number
+        while self._num_by_pair() < goal:
+            assert time.monotonic() - began < REQUEST_LIMIT_S, legs.paths(self._stack.control_url)
+            time.sleep(0.3)
+
+    def _num_by_pair(self) -> float:
+        return legs.paths(self._stack.control_url).get("handoff", 0.0)
+
     def _ask(self, number: int) -> httpx.Response:
-        body = legs.GREEDY | {"prompt": prompt_of(number), "max_tokens": legs.NUM_TOKENS}
+        body = legs.GREEDY | {
+            "prompt": prompt_of(number),
+            "max_tokens": legs.NUM_TOKENS,
+            "cache_salt": uuid.uuid4().hex,
+        }
         return legs.send(self._stack.url, body, timeout_s=REQUEST_LIMIT_S)
 
     def _run(self, seed: int) -> None:
