@@ -12,21 +12,32 @@ passing, as Java's offers HTTP/2, is answered by HTTP/1.1 (uvicorn would lose th
 import asyncio
 import json
 import logging
+import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from math import inf
 from typing import Any, cast
+from urllib.parse import unquote
 
 import httptools
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from router.client_cycle import ClientCycle
 from wire.errors import BadRequest, HeadTooLarge, RequestTimeout, ServingError
 
 # Heads of clients have a few hundred bytes, with cookies and traces a few thousand; common limits are 8 to 64 KiB.
 MAX_HEAD_BYTES = 64 << 10
 CHECKS_PER_LIMIT = 4
+LISTEN = "tandem.listen"
+"""ASGI extension: a function that takes what to call, once, when the client leaves before it has its answer; None
+takes that back. Of a client that has left already it calls at once."""
+# A client that is ahead of us by this much is stopped.
+MAX_UNREAD_BYTES = 64 << 10
+# A path that is what it says, as nearly all are: without a query, an escape, or a host before it.
+_PLAIN_PATH = re.compile(rb"/[A-Za-z0-9/._~-]*")
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +73,10 @@ class ClientProtocol(HttpToolsProtocol):
         self._awaited: object = None
         """What the connection waited for at the last look; None: something has come since."""
         self._since_s = 0.0
+        self._answering: ClientCycle | None = None
+        """The request whose answer is made, or was made last; those behind it in line are not begun."""
+        self._on_left: Callable[[], None] | None = None
+        self._extensions: dict[str, Any] = {LISTEN: self._listen}
         self._num_overhead_bytes = 0
         """Received since the last piece of a body or the end of a request: of a head, or of chunks' framing."""
 
@@ -76,6 +91,14 @@ class ClientProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        cycle = self._answering
+        if cycle is not None and not cycle.response_complete:
+            # uvicorn tells the last request in line alone.
+            cycle.disconnected = True
+            cycle.message_event.set()
+            if self._on_left is not None:
+                self._on_left()
+        self._extensions.clear()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -96,13 +119,44 @@ class ClientProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             # The parser takes what follows for another protocol's: see ``_decline``.
             return
-        super().on_headers_complete()
-        if self.scope["http_version"] != "1.1":
-            self.cycle.send = _ClosingSend(self.cycle).send  # type: ignore[method-assign]
+        version, scope = self.parser.get_http_version(), self.scope
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["raw_path"], scope["path"], scope["query_string"] = _split_url(self.url)
+        scope["extensions"] = self._extensions
+        is_plain = version == "1.1" and scope["method"] != "HEAD"
+        cycle = ClientCycle(
+            is_plain=is_plain,
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if version != "1.1":
+            cycle.send = _ClosingSend(cycle).send  # type: ignore[method-assign]
+        before, self.cycle = cast("ClientCycle | None", self.cycle), cycle
+        if before is None or before.response_complete:
+            self._start_asgi_task(cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((cycle, self.app))
 
     def on_body(self, body: bytes) -> None:
         self._num_overhead_bytes = 0
-        super().on_body(body)
+        cycle = cast("ClientCycle", self.cycle)
+        if self.parser.should_upgrade() or cycle.response_complete:
+            return
+        cycle.add(body)
+        if cycle.num_unread_bytes > MAX_UNREAD_BYTES:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         self._num_overhead_bytes = 0
@@ -114,6 +168,16 @@ class ClientProtocol(HttpToolsProtocol):
         self.cycle.message_event.set()
 
     # --- uvicorn ---
+
+    def _listen(self, on_left: Callable[[], None] | None) -> None:
+        """For the application, which answers one request of a connection at a time (``LISTEN``)."""
+        self._on_left = on_left
+        if on_left is not None and self._answering is not None and self._answering.disconnected:
+            on_left()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._answering = cast("ClientCycle", cycle)
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         if self.pipeline or self.transport.is_closing():
@@ -180,6 +244,14 @@ class ClientProtocol(HttpToolsProtocol):
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _split_url(url: bytes) -> tuple[bytes, str, bytes]:
+    """The path as it was sent, what it says, and the query."""
+    if _PLAIN_PATH.fullmatch(url):
+        return url, url.decode("ascii"), b""
+    parts = httptools.parse_url(url)
+    return parts.path, unquote(parts.path.decode("ascii")), parts.query or b""
 
 
 class _ClosingSend:

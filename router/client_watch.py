@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 from starlette.types import Message, Receive
+
+Listen = Callable[[Callable[[], None] | None], None]
+"""What calls back when the client leaves (``router.client_protocol.LISTEN``)."""
 
 logger = logging.getLogger(__name__)
 
@@ -14,17 +17,21 @@ class ClientLeft(Exception):
     """The client closed its connection before the answer was complete."""
 
 
-async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
+async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive, listen: Listen | None = None) -> None:
     """Run ``work`` in this task; if the client leaves first, cancel it and wait until it has unwound.
 
     The request's body must have been read.
+
+    Args:
+        receive: asked for what comes next, unless there is
+        listen: which costs nothing while the client stays.
 
     Raises:
         ClientLeft, or what ``work`` raises.
     """
     running = asyncio.current_task()
     assert running is not None
-    watch = _Watch(running, receive)
+    watch = _Asking(running, receive) if listen is None else _Listening(running, listen)
     try:
         await work
     except BaseException as error:
@@ -38,8 +45,24 @@ async def run_while_connected(work: Coroutine[Any, Any, None], receive: Receive)
         watch.end()
 
 
-class _Watch:
-    """Cancels ``running`` when the client leaves before ``end`` is called.
+class _Listening:
+    """Cancels ``running`` when the client leaves before ``end`` is called."""
+
+    def __init__(self, running: asyncio.Task[Any], listen: Listen) -> None:
+        self.has_client_left = False
+        self._running, self._listen = running, listen
+        listen(self._leave)
+
+    def end(self) -> None:
+        self._listen(None)
+
+    def _leave(self) -> None:
+        self.has_client_left = True
+        self._running.cancel()
+
+
+class _Asking:
+    """The same with any ASGI server.
 
     Waits for the server's next message without a task of its own, which would be a tenth of a small request: it does
     what a task does, resume the coroutine whenever the future is done that it waits for.

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from starlette.types import Receive, Scope, Send
 
 from router.auth import ClientAuth
-from router.client_watch import ClientLeft, run_while_connected
+from router.client_protocol import LISTEN
+from router.client_watch import ClientLeft, Listen, run_while_connected
 from router.context import Endpoint, RequestContext
 from router.deadline import TIMEOUT_HEADER
 from router.key_usage import KeyUsage
@@ -91,7 +92,7 @@ class GenerateEndpoint:
         reply = (TimedReply if headers.get(TIMING_HEADER) == "1" else Reply)(ctx, send, self._clock)
         self._active.begin()
         try:
-            await self._answer(ctx, headers, receive, reply)
+            await self._answer(ctx, headers, receive, reply, scope.get("extensions", {}).get(LISTEN))
         except (ClientLeft, asyncio.CancelledError) as error:
             ctx.status = CLIENT_LEFT_STATUS
             if isinstance(error, asyncio.CancelledError):
@@ -102,7 +103,14 @@ class GenerateEndpoint:
                 self._usage.end(ctx.key_name, ctx.status)
             self._report(ctx)
 
-    async def _answer(self, ctx: RequestContext, headers: Mapping[str, str], receive: Receive, reply: Reply) -> None:
+    async def _answer(
+        self,
+        ctx: RequestContext,
+        headers: Mapping[str, str],
+        receive: Receive,
+        reply: Reply,
+        listen: Listen | None,
+    ) -> None:
         try:
             if self._drain.is_on:
                 self._metrics.lifecycle.count_refused(RefusalReason.DRAINING)
@@ -115,7 +123,7 @@ class GenerateEndpoint:
             work = self._pipeline.run(ctx, reply)
             if limit_s is not None:
                 work = self._deadlines.bounded(work, limit_s, ctx.start_s)
-            await run_while_connected(work, receive)
+            await run_while_connected(work, receive, listen)
         except WorkerRefused as refusal:
             await reply.refuse(refusal.answer)
         except ServingError as error:

@@ -22,6 +22,7 @@ _OPENING = re.compile(r"[ \t\n\r]*\{")
 _CLOSING = re.compile(r"[ \t\n\r]*\}")
 # A key without escapes, as nearly all are, and what stands around it; and the start of one with escapes.
 _PLAIN_KEY = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
+_NEXT_PLAIN_KEY = re.compile(rf"[ \t\n\r]*,{_PLAIN_KEY.pattern}")
 _ANY_KEY = re.compile(r'[ \t\n\r]*(?=")')
 _COLON = re.compile(r"[ \t\n\r]*:[ \t\n\r]*")
 _AFTER_VALUE = re.compile(r"[ \t\n\r]*([,}])")
@@ -93,8 +94,12 @@ def _scan_object(text: str) -> dict[str, Member]:
     members: dict[str, Member] = {}
     at = opening.end()
     closing = _CLOSING.match(text, at)
+    plain = _PLAIN_KEY.match(text, at)
     while closing is None:
-        key, start, value_start = _scan_key(text, at)
+        if plain is not None:
+            key, start, value_start = plain[1], plain.start(1) - 1, plain.end()
+        else:
+            key, start, value_start = _scan_key(text, at)
         try:
             value, end = _scan_value(text, value_start)
         except StopIteration:
@@ -102,22 +107,20 @@ def _scan_object(text: str) -> dict[str, Member]:
         if key in members:
             raise BadRequest(f"The key `{key[:64]}` appears twice.", param=key[:64])
         members[key] = Member(key, value, start, value_start, end)
-        after = _AFTER_VALUE.match(text, end)
-        if after is None:
-            raise JSONDecodeError("expected ',' or '}'", text, end)
-        at = after.end()
-        if after[1] == "}":
-            closing = after
+        plain = _NEXT_PLAIN_KEY.match(text, end)
+        if plain is None:
+            after = _AFTER_VALUE.match(text, end)
+            if after is None:
+                raise JSONDecodeError("expected ',' or '}'", text, end)
+            at = after.end()
+            closing = after if after[1] == "}" else None
     if _REST.match(text, closing.end()) is None:
         raise JSONDecodeError("data after the object", text, closing.end())
     return members
 
 
 def _scan_key(text: str, at: int) -> tuple[str, int, int]:
-    """The key at ``at``, unescaped; where its opening quote is; where its value starts."""
-    plain = _PLAIN_KEY.match(text, at)
-    if plain is not None:
-        return plain[1], plain.start(1) - 1, plain.end()
+    """The key with escapes at ``at``, unescaped; where its opening quote is; where its value starts."""
     quote = _ANY_KEY.match(text, at)
     if quote is None:
         raise JSONDecodeError("expected a key in double quotes", text, at)

@@ -20,6 +20,7 @@ from router.context import RequestContext, Stage
 from router.first_event import read_first
 from router.relay import is_event_stream, read_whole
 from router.worker_client import (
+    Body,
     HeaderLines,
     WorkerAnswer,
     WorkerBroken,
@@ -92,16 +93,32 @@ class Legs:
         ctx.num_blocks = worker.dialect.check(handoff, handoff_id, num_readers)
         ctx.handoff_json = handoff_json
 
-    def decode(self, ctx: RequestContext, worker: Worker) -> AbstractAsyncContextManager[WorkerStream]:
-        """Ask decode; with ``ctx.handoff_json`` it reads that handoff, without it starts afresh.
+    async def decode_whole(self, ctx: RequestContext, worker: Worker) -> WorkerAnswer:
+        """Decode's good answer at once; with ``ctx.handoff_json`` it reads that handoff, without it starts afresh.
+
+        Raises: WorkerRefused, HandoffRefused, WorkerFailed, WorkerUnreachable, WorkerBroken, WorkerTimeout.
+        """
+        answer = await self._client.post(
+            worker.url + ctx.endpoint.url_path,
+            _decode_body(ctx),
+            self._headers_of(ctx),
+            timeout_s=self._decode_idle_timeout_s,
+        )
+        if not 200 <= answer.status < 300:
+            raise _judge(answer, worker, Stage.DECODE)
+        if not answer.body:
+            raise WorkerBroken("The worker's answer is empty.")
+        return answer
+
+    def decode_stream(self, ctx: RequestContext, worker: Worker) -> AbstractAsyncContextManager[WorkerStream]:
+        """The same as it comes.
 
         Raises, on entering: WorkerUnreachable, WorkerBroken, WorkerTimeout. Entered, it is for ``check_decode`` to say
         whether the answer is a good one.
         """
-        body = ctx.checked_body()
         return self._client.stream(
             worker.url + ctx.endpoint.url_path,
-            body.raw if ctx.handoff_json is None else body.decode_body(ctx.handoff_json),
+            _decode_body(ctx),
             self._headers_of(ctx),
             idle_timeout_s=self._decode_idle_timeout_s,
         )
@@ -109,6 +126,11 @@ class Legs:
     def _headers_of(self, ctx: RequestContext) -> HeaderLines:
         # The id has been matched against a pattern without line ends (``generate``), or is ours.
         return HeaderLines(f"{self._headers}x-request-id: {ctx.request_id}\r\n")
+
+
+def _decode_body(ctx: RequestContext) -> Body:
+    body = ctx.checked_body()
+    return body.raw if ctx.handoff_json is None else body.decode_body(ctx.handoff_json)
 
 
 async def check_decode(stream: WorkerStream, worker: Worker) -> bytes | None:

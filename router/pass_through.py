@@ -7,12 +7,11 @@ import asyncio
 from collections.abc import Callable
 
 from router.context import RequestContext, Stage
-from router.legs import WORKER_FAULTS, Legs, WorkerUnavailable, check_decode
+from router.legs import WORKER_FAULTS, Legs, WorkerUnavailable
 from router.lifecycle import Lifecycle
 from router.metrics import RouterMetrics
 from router.plans import read_body
 from router.registry import WorkerRegistry
-from router.relay import relay
 from router.reply import Reply
 from router.select import Selector
 from router.served import check_model
@@ -94,10 +93,9 @@ class PassThrough:
         worker.begin_leg(ctx.prefill_tokens)
         self._breakers.begin_leg(worker)
         try:
-            async with self._legs.decode(ctx, worker) as stream:
-                first = await check_decode(stream, worker)
-                ctx.enter(Stage.RELAY, self._clock())
-                await relay(stream, reply, first, ctx.endpoint.stream_ends)
+            answer = await self._legs.decode_whole(ctx, worker)
+            ctx.enter(Stage.RELAY, self._clock())
+            await reply.whole(*answer)
         finally:
             worker.end_leg(ctx.prefill_tokens)
             self._breakers.end_probe(worker)

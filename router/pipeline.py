@@ -187,16 +187,25 @@ class Pipeline:
         if worker.num_failures:
             self._breakers.begin_leg(worker)
         try:
-            async with self._legs.decode(ctx, worker) as stream:
-                first = await check_decode(stream, worker)
-                if worker.num_failures:
-                    self._breakers.end_probe(worker)
+            if ctx.checked_plan().is_stream:
+                await self._stream(ctx, worker, reply)
+            else:
+                # Held back until complete, so that a worker's death is a clean 5xx and never half a JSON object.
+                answer = await self._legs.decode_whole(ctx, worker)
                 ctx.enter(Stage.RELAY, self._clock())
-                await relay(stream, reply, first, ctx.endpoint.stream_ends)
+                await reply.whole(*answer)
         finally:
             worker.end_leg(ctx.decode_tokens)
         if worker.num_failures:
             self._breakers.succeed(worker)
+
+    async def _stream(self, ctx: RequestContext, worker: Worker, reply: Reply) -> None:
+        async with self._legs.decode_stream(ctx, worker) as stream:
+            first = await check_decode(stream, worker)
+            if worker.num_failures:
+                self._breakers.end_probe(worker)
+            ctx.enter(Stage.RELAY, self._clock())
+            await relay(stream, reply, first, ctx.endpoint.stream_ends)
 
     def _release(self, ctx: RequestContext, prefill: Worker, handoff_id: str, error: BaseException) -> None:
         """This attempt's handoff will not be read."""
