@@ -9,6 +9,7 @@ from router.error_shapes import ANTHROPIC_ERRORS, OPENAI_ERRORS, RESPONSES_ERROR
 from router.prefill_rules import COMPLETIONS_PREFILL, MESSAGES_PREFILL, RESPONSES_PREFILL
 from router.workers import Worker
 
+NO_MODEL = "none"
 DONE = (b"data: [DONE]",)
 RESPONSE_ENDS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 MESSAGE_STOP = (b"event: message_stop",)
@@ -100,7 +101,7 @@ class RequestContext:
     """State of one request, owned by its one task.
 
     Filled by the endpoint: ``request_id``, ``endpoint``, ``start_s``, ``raw``, ``key_name``.
-    Filled by admit: ``body``, ``plan``, ``prefill_tokens``, ``decode_tokens``.
+    Filled by admit: ``body``, ``plan``, ``model``, ``prefill_tokens``, ``decode_tokens``.
     Filled by the queue: ``prefill_held``, ``decode_held``.
     Filled by select: ``prefill``, and ``decode`` on the decode-only route.
     Filled by prefill: ``handoff_id`` (new each attempt), ``handoff_json``, ``num_blocks``.
@@ -119,6 +120,8 @@ class RequestContext:
 
     body: ClientBody | None = None
     plan: Plan | None = None
+    model: str = NO_MODEL
+    """The model that is asked for, once it is known to be served: its label in metrics."""
     prefill_tokens: int = 0
     """What the prompt is taken to cost (``router.token_estimate``)."""
     decode_tokens: int = 0

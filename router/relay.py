@@ -1,17 +1,28 @@
 """Carries decode's answer to the client, byte for byte, and notices when it is not whole."""
 
+from collections.abc import Callable
+
 from router.reply import Reply
 from router.worker_client import WorkerBroken, WorkerStream
 
 ERROR_STARTS = (b'data: {"error":', b"event: error")
 
 
-async def relay(stream: WorkerStream, reply: Reply, first: bytes | None, ends: tuple[bytes, ...]) -> None:
+async def relay(
+    stream: WorkerStream,
+    reply: Reply,
+    first: bytes | None,
+    ends: tuple[bytes, ...],
+    *,
+    clock: Callable[[], float],
+    on_gap: Callable[[float], None],
+) -> None:
     """Send the worker's answer on.
 
     Args:
         first: what was read of it already where it is a stream; None: it is whole.
         ends: how the last event of a whole stream may begin.
+        on_gap: takes the seconds between two pieces of a stream.
 
     Raises:
         WorkerBroken: the answer ended early or was empty. Nothing has been sent, or a stream of whole events.
@@ -20,7 +31,7 @@ async def relay(stream: WorkerStream, reply: Reply, first: bytes | None, ends: t
     if first is None:
         await _relay_whole(stream, reply)
     else:
-        await _relay_events(stream, reply, first, ends)
+        await _relay_events(stream, reply, first, ends, clock, on_gap)
 
 
 def is_event_stream(stream: WorkerStream) -> bool:
@@ -48,8 +59,16 @@ async def read_whole(stream: WorkerStream) -> bytes:
     return body if len(pieces) == 1 else b"".join(pieces)
 
 
-async def _relay_events(stream: WorkerStream, reply: Reply, first: bytes, ends: tuple[bytes, ...]) -> None:
+async def _relay_events(
+    stream: WorkerStream,
+    reply: Reply,
+    first: bytes,
+    ends: tuple[bytes, ...],
+    clock: Callable[[], float],
+    on_gap: Callable[[float], None],
+) -> None:
     pending, chunk = b"", first
+    last_s = clock()
     while chunk:
         pending = pending + chunk if pending else chunk
         # Only whole events leave: should the worker die inside one, the error event must not land in its middle.
@@ -63,6 +82,11 @@ async def _relay_events(stream: WorkerStream, reply: Reply, first: bytes, ends: 
                 raise WorkerBroken("The worker failed in the middle of its answer.")
             await reply.piece(stream.status, stream.headers, events)
         chunk = await stream.read()
+        now_s = clock()
+        # The stream's end and its mark are no tokens.
+        if chunk and not chunk.startswith(ends):
+            on_gap(now_s - last_s)
+        last_s = now_s
     if pending or not _last_event(reply.last_piece).startswith(ends):
         raise WorkerBroken("The worker's stream ended before it was done.")
     await reply.finish()
