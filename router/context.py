@@ -10,6 +10,7 @@ from router.prefill_rules import COMPLETIONS_PREFILL, MESSAGES_PREFILL, RESPONSE
 from router.workers import Worker
 
 NO_MODEL = "none"
+ID_HEADERS = (b"x-request-id", b"request-id")
 DONE = (b"data: [DONE]",)
 RESPONSE_ENDS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 MESSAGE_STOP = (b"event: message_stop",)
@@ -28,6 +29,8 @@ class Endpoint(StrEnum):
     stream_ends: tuple[bytes, ...]
     """How the last event of a whole stream may begin."""
     errors: ErrorShape
+    id_headers: tuple[bytes, ...]
+    """Which headers of an answer tell the request's id: Anthropic's clients read another than OpenAI's."""
 
     def __new__(
         cls,
@@ -41,6 +44,7 @@ class Endpoint(StrEnum):
         endpoint._value_ = label
         endpoint.url_path, endpoint.prefill = url_path, prefill
         endpoint.stream_ends, endpoint.errors = stream_ends, errors
+        endpoint.id_headers = ID_HEADERS[: 1 + (errors is ANTHROPIC_ERRORS)]
         return endpoint
 
     CHAT = "chat_completions", "/v1/chat/completions", COMPLETIONS_PREFILL, DONE

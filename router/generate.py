@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from router.auth import ClientAuth
 from router.client_protocol import LISTEN
 from router.client_watch import ClientLeft, Listen, run_while_connected
-from router.context import Endpoint, RequestContext
+from router.context import Endpoint, RequestContext, Stage
 from router.deadline import TIMEOUT_HEADER
 from router.key_usage import KeyUsage
 from router.legs import WorkerRefused
@@ -22,6 +22,7 @@ from router.pass_through import PassThrough
 from router.pipeline import Pipeline
 from router.reply import Reply
 from router.timing import TIMING_HEADER, TimedReply
+from router.token_usage import read_usage
 from wire.errors import PayloadTooLarge, ServingError
 
 # Long enough for any tracing scheme; the charset keeps it harmless in headers, logs and engine request ids.
@@ -101,6 +102,8 @@ class GenerateEndpoint:
             self._active.end()
             if ctx.key_name is not None:
                 self._usage.end(ctx.key_name, ctx.status)
+                if ctx.status == 200 and ctx.stage is Stage.DONE:
+                    self._usage.add_tokens(ctx.key_name, read_usage(reply.end))
             self._report(ctx)
 
     async def _answer(

@@ -167,7 +167,19 @@ class _KeyCollector(Collector):
         )
         for name, number in self._usage.in_flight():
             in_flight.add_metric([name], number)
-        return requests, in_flight
+        tokens = CounterMetricFamily(
+            "tandem_router_key_tokens", "Tokens of good answers, by API key.", labels=["key", "kind"]
+        )
+        for name, kind, number in self._usage.tokens():
+            tokens.add_metric([name, kind], number)
+        without = CounterMetricFamily(
+            "tandem_router_key_requests_without_usage",
+            "Good answers that did not say how many tokens they took, by API key.",
+            labels=["key"],
+        )
+        for name, number in self._usage.without_usage():
+            without.add_metric([name], number)
+        return requests, in_flight, tokens, without
 
 
 class _WorkerCollector(Collector):

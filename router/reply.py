@@ -13,7 +13,6 @@ from wire.errors import ServingError
 
 # What a worker may say about its answer to the client. The rest (server, connection, cookies) stays inside.
 RELAYED_HEADERS = ("content-type", "cache-control", "retry-after")
-REQUEST_ID_HEADER = b"x-request-id"
 
 
 # How vLLM's own streams begin, for those that have to begin before a worker says anything.
@@ -30,8 +29,8 @@ class Reply:
 
     def __init__(self, ctx: RequestContext, send: Send, clock: Callable[[], float]) -> None:
         self._ctx, self._send, self._clock = ctx, send, clock
-        self.last_piece = b""
-        """The newest bytes of a stream."""
+        self.last_piece = self._piece_before = b""
+        """The newest bytes of an answer."""
 
     async def whole(
         self, status: int, headers: Mapping[str, str], body: bytes, extra: Sequence[tuple[bytes, bytes]] = ()
@@ -45,6 +44,7 @@ class Reply:
         if ctx.is_head_sent:
             raise WorkerBroken("The worker's answer is no stream, though one was asked for.")
         ctx.is_head_sent, ctx.is_content_sent, ctx.first_byte_s = True, True, self._clock()
+        self.last_piece = body
         await self._send(self._head(status, headers, [(b"content-length", str(len(body)).encode()), *extra]))
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
 
@@ -58,7 +58,7 @@ class Reply:
                 await self._send(self._head(status, headers, []))
             elif self._pinging is not None:
                 await self._pinging
-        self.last_piece = data
+        self._piece_before, self.last_piece = self.last_piece, data
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def finish(self) -> None:
@@ -87,6 +87,11 @@ class Reply:
         if isinstance(error, Draining):
             extra.append((b"connection", b"close"))
         await self.whole(error.status, JSON_HEADERS, errors.whole(error), extra)
+
+    @property
+    def end(self) -> bytes:
+        """The last bytes sent: all of a whole answer, or of a stream the last two pieces of whole events."""
+        return self._piece_before + self.last_piece if self._piece_before else self.last_piece
 
     @property
     def may_ping(self) -> bool:
@@ -120,5 +125,6 @@ class Reply:
     def _head(self, status: int, headers: Mapping[str, str], extra: list[tuple[bytes, bytes]]) -> Message:
         self._ctx.status = status
         relayed = [(name.encode(), headers[name].encode("latin-1")) for name in RELAYED_HEADERS if name in headers]
-        mine = [(REQUEST_ID_HEADER, self._ctx.request_id.encode()), *extra]
-        return {"type": "http.response.start", "status": status, "headers": relayed + mine}
+        request_id = self._ctx.request_id.encode()
+        mine = [(name, request_id) for name in self._ctx.endpoint.id_headers]
+        return {"type": "http.response.start", "status": status, "headers": relayed + mine + extra}
