@@ -1,18 +1,19 @@
 """A router over real HTTP with two fake workers of each role, registered by heartbeat."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from router.app import RouterParts, build_parts
 from router.config import RouterConfig
 from tests.integration.router.api_answers import MODEL
 from tests.integration.router.fake_workers import FakeDecode, FakePrefill, FakeWorker
-from tests.integration.router.serving import eventually, served_all, served_router
+from tests.integration.router.serving import QuickAsyncio, eventually, served_all, served_router
 from wire.worker import HeartbeatReply, WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
 
 TOKEN = "cluster-token"
@@ -21,6 +22,13 @@ TEXT: dict[str, Any] = {"model": MODEL, "prompt": "hi"}
 BOTH_APIS = pytest.mark.parametrize(
     ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)], ids=["chat", "completions"]
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_end_at_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", QuickAsyncio("asyncio"))
+        yield
 
 
 @dataclass
