@@ -38,6 +38,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
+        self._feed: Callable[[bytes], bool] | None = None
+        self._feed_timeout_s = inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = self._deadline_s = inf
         self._is_busy = self._is_paused = False
@@ -117,6 +119,31 @@ class Connection(asyncio.Protocol):
             raise self._error
         return b""
 
+    async def pump(self, feed: Callable[[bytes], bool], timeout_s: float) -> bool:
+        """Hand what comes of the body to ``feed``, as it comes and without waking a task, waiting for each byte.
+
+        True: ``feed`` has returned False, by which it asks for a pause; call this again. False: the body has ended.
+
+        Raises: WorkerBroken, WorkerTimeout, and what ``feed`` raises; the connection is closed then.
+        """
+        self._feed, self._feed_timeout_s = feed, timeout_s
+        try:
+            self._resume()
+            if self._pieces:
+                self._hand_over()
+            if self._feed is not None and not self._is_complete and self._error is None:
+                waiter = self._begin_wait(timeout_s)
+                try:
+                    await waiter
+                finally:
+                    self._end_wait()
+            is_paused = self._feed is None
+        finally:
+            self._feed = None
+        if self._error is not None:
+            raise self._error
+        return is_paused
+
     def take_whole(self) -> bytes:
         """The body of an answer that was wanted whole and is ready."""
         pieces = self._pieces
@@ -157,7 +184,9 @@ class Connection(asyncio.Protocol):
             self._fail("The worker's answer is not HTTP.")
         if max(self._num_head_bytes, self._num_overhead_bytes) > MAX_HEAD_BYTES and not self._is_complete:
             self._fail("The worker's answer has too long a head.")
-        if self._is_complete or (not self._wants_whole and (self._pieces or self._has_head)):
+        if self._feed is not None and self._pieces:
+            self._hand_over()
+        if self._is_complete or (self._feed is None and not self._wants_whole and self._has_head):
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -223,6 +252,30 @@ class Connection(asyncio.Protocol):
             self._is_clean = False
 
     # --- waiting ---
+
+    def _hand_over(self) -> None:
+        pieces, feed = self._pieces, self._feed
+        assert feed is not None
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._num_buffered = 0
+        self._deadline_s = self._loop.time() + self._feed_timeout_s
+        try:
+            if feed(data):
+                self._resume()
+                return
+        except Exception as error:  # noqa: BLE001 - raised again in the task that pumps
+            # Also of an answer that is complete: what is wrong is what it says.
+            self._error = error
+            self.abort()
+            self._wake()
+            return
+        self._feed = None
+        if not self._is_complete and not self._is_paused:
+            assert self._transport is not None
+            self._is_paused = True
+            self._transport.pause_reading()
+        self._wake()
 
     # A pair of functions around the await, since a coroutine of its own would be resumed once more for each piece.
 

@@ -1,8 +1,10 @@
 """The answer to the client over ASGI: a whole body, or a stream that may have to end with an error event."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import suppress
+from types import coroutine
+from typing import Any, cast
 
 from starlette.types import Message, Send
 
@@ -29,6 +31,7 @@ class Reply:
 
     def __init__(self, ctx: RequestContext, send: Send, clock: Callable[[], float]) -> None:
         self._ctx, self._send, self._clock = ctx, send, clock
+        self._unsent: Awaitable[None] | None = None
         self.last_piece = self._piece_before = b""
         """The newest bytes of an answer."""
 
@@ -46,7 +49,7 @@ class Reply:
         ctx.is_head_sent, ctx.is_content_sent, ctx.first_byte_s = True, True, self._clock()
         self.last_piece = body
         await self._send(self._head(status, headers, [(b"content-length", str(len(body)).encode()), *extra]))
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._send(_body(body, more=False))
 
     async def piece(self, status: int, headers: Mapping[str, str], data: bytes) -> None:
         """The next bytes of a stream; the first call sends the head."""
@@ -59,11 +62,31 @@ class Reply:
             elif self._pinging is not None:
                 await self._pinging
         self._piece_before, self.last_piece = self.last_piece, data
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send(_body(data, more=True))
+
+    def push(self, data: bytes) -> bool:
+        """The next bytes of a stream whose first ``piece`` is sent, at once; False: ``drain`` before the next.
+
+        What a task would do with the coroutine of the server's ``send``: run it up to where it waits, if it does.
+        """
+        self._piece_before, self.last_piece = self.last_piece, data
+        sending = cast("Coroutine[Any, Any, None]", self._send(_body(data, more=True)))
+        try:
+            waits_for = sending.send(None)
+        except StopIteration:
+            return True
+        self._unsent = _rest(sending, waits_for)
+        return False
+
+    async def drain(self) -> None:
+        """Until the client has taken what ``push`` could not send."""
+        if self._unsent is not None:
+            unsent, self._unsent = self._unsent, None
+            await unsent
 
     async def finish(self) -> None:
         """Ends a stream."""
-        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._send(_body(b"", more=False))
 
     async def refuse(self, answer: WorkerAnswer) -> None:
         """A worker's refusal of the request, in the shape of the client's API; the only event of a stream of pings."""
@@ -114,13 +137,14 @@ class Reply:
         with suppress(OSError):
             if is_first:
                 await self._send(self._head(200, STREAM_HEADERS, []))
-            await self._send({"type": "http.response.body", "body": PING, "more_body": True})
+            await self._send(_body(PING, more=True))
 
     async def _end_with(self, event: bytes) -> None:
         self._ctx.is_content_sent = True
         if self._pinging is not None:
             await self._pinging
-        await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        await self.drain()
+        await self._send(_body(event, more=False))
 
     def _head(self, status: int, headers: Mapping[str, str], extra: list[tuple[bytes, bytes]]) -> Message:
         self._ctx.status = status
@@ -128,3 +152,14 @@ class Reply:
         request_id = self._ctx.request_id.encode()
         mine = [(name, request_id) for name in self._ctx.endpoint.id_headers]
         return {"type": "http.response.start", "status": status, "headers": relayed + mine + extra}
+
+
+def _body(data: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+@coroutine
+def _rest(begun: Coroutine[Any, Any, None], waits_for: Any) -> Generator[Any, Any, None]:
+    """The rest of a coroutine that was run up to where it waits, to be awaited."""
+    yield waits_for
+    yield from begun
