@@ -10,23 +10,18 @@ Owns the socket, the parser, the buffer between the two sides, and the one timer
 import asyncio
 from collections.abc import Callable
 from math import inf
-from typing import Any, cast
+from typing import cast
 
 import httptools
 
+from router.http1_answer import AnswerReader
 from router.worker_client import Piece, WorkerBroken, WorkerTimeout
 
-# A reader that is behind by this much stops the socket; about four reads of the event loop's own 64 KiB buffers.
-MAX_BUFFERED_BYTES = 256 << 10
-# What a piece costs beside its bytes, so that a body of one-byte chunks is bounded too.
-PIECE_OVERHEAD_BYTES = 64
-# Heads of workers have a few hundred bytes; other clients and servers stop at 8 to 100 KiB.
-MAX_HEAD_BYTES = 64 << 10
 # From here on joining head and body costs more than a second entry in the transport's queue.
 MAX_JOINED_BYTES = 64 << 10
 
 
-class Connection(asyncio.Protocol):
+class Connection(AnswerReader, asyncio.Protocol):
     """An open connection.
 
     Args:
@@ -36,7 +31,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: Callable[["Connection"], None]) -> None:
         self._loop, self._on_lost = loop, on_lost
         self._transport: asyncio.Transport | None = None
-        self._parser: Any = httptools.HttpResponseParser(self)
+        self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._feed: Callable[[bytes], bool] | None = None
         self._feed_timeout_s = inf
@@ -47,15 +42,11 @@ class Connection(asyncio.Protocol):
         self._reset(wants_whole=False)
 
     def _reset(self, *, wants_whole: bool) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
+        self.begin_answer()
         self._wants_whole = wants_whole
         self._begun_s = self._loop.time()
         self._error: Exception | None = None
-        self._pieces: list[bytes] = []
-        self._raw_headers: list[tuple[bytes, bytes]] = []
-        self._num_buffered = self._num_head_bytes = self._num_overhead_bytes = 0
-        self._has_answer_bytes = self._has_head = self._is_complete = self._ends_with_connection = False
+        self._has_answer_bytes = False
 
     # --- for the client ---
 
@@ -182,7 +173,7 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             # Its text may quote the answer.
             self._fail("The worker's answer is not HTTP.")
-        if max(self._num_head_bytes, self._num_overhead_bytes) > MAX_HEAD_BYTES and not self._is_complete:
+        if self.is_head_too_long:
             self._fail("The worker's answer has too long a head.")
         if self._feed is not None and self._pieces:
             self._hand_over()
@@ -203,53 +194,15 @@ class Connection(asyncio.Protocol):
         self._parser = None
         self._on_lost(self)
 
-    # --- httptools ---
+    # --- ``AnswerReader`` ---
 
-    def on_message_begin(self) -> None:
-        if self._is_complete:
-            self._is_clean = False
+    def _on_much_buffered(self) -> None:
+        if not self._wants_whole and not self._is_paused:
+            self._pause()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_head_bytes += len(name) + len(value)
-        # Those after the body (trailers) are counted and dropped.
-        if not self._has_head:
-            self._raw_headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        if self._is_complete:
-            return
-        status = self._parser.get_status_code()
-        raw, self._raw_headers = self._raw_headers, []
-        if status < 200:
-            # Interim: the answer itself follows. How many may come is bounded by their bytes.
-            return
-        headers = self.headers
-        for name, value in raw:
-            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-            headers[key] = f"{headers[key]}, {text}" if key in headers else text
-        self.status, self._has_head = status, True
-        is_bounded = "content-length" in headers or headers.get("transfer-encoding", "").lower().endswith("chunked")
-        self._ends_with_connection = not is_bounded and status not in (204, 304)
-
-    def on_body(self, data: bytes) -> None:
-        if self._is_complete:
-            return
-        self._num_overhead_bytes = 0
-        self._pieces.append(data)
-        self._num_buffered += len(data) + PIECE_OVERHEAD_BYTES
-        if self._num_buffered > MAX_BUFFERED_BYTES and not self._wants_whole and not self._is_paused:
-            assert self._transport is not None
-            self._is_paused = True
-            self._transport.pause_reading()
-
-    def on_message_complete(self) -> None:
-        if not self._has_head or self._is_complete:
-            return
+    def _has_unsent(self) -> bool:
         assert self._transport is not None
-        self._is_complete = True
-        # With part of the request still here the worker answered without reading it all: what follows is unclear.
-        if not self._parser.should_keep_alive() or self._transport.get_write_buffer_size():
-            self._is_clean = False
+        return bool(self._transport.get_write_buffer_size())
 
     # --- waiting ---
 
@@ -272,9 +225,7 @@ class Connection(asyncio.Protocol):
             return
         self._feed = None
         if not self._is_complete and not self._is_paused:
-            assert self._transport is not None
-            self._is_paused = True
-            self._transport.pause_reading()
+            self._pause()
         self._wake()
 
     # A pair of functions around the await, since a coroutine of its own would be resumed once more for each piece.
@@ -292,6 +243,11 @@ class Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _pause(self) -> None:
+        assert self._transport is not None
+        self._is_paused = True
+        self._transport.pause_reading()
 
     def _resume(self) -> None:
         if self._is_paused:
