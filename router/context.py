@@ -100,7 +100,7 @@ class Plan(NamedTuple):
 class RequestContext:
     """State of one request, owned by its one task.
 
-    Filled by the endpoint: ``request_id``, ``endpoint``, ``start_s``, ``raw``, ``key_name``.
+    Filled by the endpoint: ``request_id``, ``endpoint``, ``start_s``, ``trace_lines``, ``raw``, ``key_name``.
     Filled by admit: ``body``, ``plan``, ``prefill_tokens``, ``decode_tokens``.
     Filled by the queue: ``prefill_held``, ``decode_held``.
     Filled by select: ``prefill``, and ``decode`` on the decode-only route.
@@ -114,6 +114,8 @@ class RequestContext:
     endpoint: Endpoint
     start_s: float
     """Monotonic, like every time here."""
+    trace_lines: str = ""
+    """Headers of trace context for the next leg, each with its line end."""
     raw: bytes = b""
     key_name: str | None = None
     """Of the client's API key; None: none are configured, or the client has none."""

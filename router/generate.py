@@ -22,6 +22,7 @@ from router.pass_through import PassThrough
 from router.pipeline import Pipeline
 from router.reply import Reply
 from router.timing import TIMING_HEADER, TimedReply
+from router.trace_context import TRACEPARENT, trace_lines
 from wire.errors import PayloadTooLarge, ServingError
 
 # Long enough for any tracing scheme; the charset keeps it harmless in headers, logs and engine request ids.
@@ -30,7 +31,7 @@ SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _READ_HEADERS = frozenset(
     name.encode()
     for name in ("authorization", "content-length", "x-api-key", "x-request-id", TIMING_HEADER, TIMEOUT_HEADER)
-)
+) | {TRACEPARENT.encode()}
 
 logger = logging.getLogger(__name__)
 request_log = RequestLog(__name__)
@@ -88,7 +89,8 @@ class GenerateEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = read_headers(scope)
-        ctx = RequestContext(self._request_id(headers), self._endpoint, self._clock())
+        lines = trace_lines(scope) if TRACEPARENT in headers else ""
+        ctx = RequestContext(self._request_id(headers), self._endpoint, self._clock(), lines)
         reply = (TimedReply if headers.get(TIMING_HEADER) == "1" else Reply)(ctx, send, self._clock)
         self._active.begin()
         try:

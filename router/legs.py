@@ -127,8 +127,8 @@ class Legs:
         )
 
     def _headers_of(self, ctx: RequestContext) -> HeaderLines:
-        # The id has been matched against a pattern without line ends (``generate``), or is ours.
-        return HeaderLines(f"{self._headers}x-request-id: {ctx.request_id}\r\n")
+        # Id and trace context have been matched against patterns without line ends, or are ours.
+        return HeaderLines(f"{self._headers}x-request-id: {ctx.request_id}\r\n{ctx.trace_lines}")
 
 
 def _decode_body(ctx: RequestContext) -> Body:
@@ -152,7 +152,7 @@ async def check_decode(stream: WorkerStream, worker: Worker) -> bytes | None:
 
 
 def worker_headers(cluster_token: SecretStr | None) -> dict[str, str]:
-    """Headers of every request to a worker; the client's own are never among them."""
+    """Headers of every request to a worker; of the client's own none but its trace context joins them."""
     headers = {"content-type": "application/json"}
     if cluster_token is not None:
         headers["authorization"] = f"Bearer {cluster_token.get_secret_value()}"
