@@ -22,7 +22,7 @@ from router.pass_through import PassThrough
 from router.pipeline import Pipeline
 from router.reply import Reply
 from router.timing import TIMING_HEADER, TimedReply
-from router.trace_context import TRACEPARENT, trace_lines
+from router.trace_context import TRACEPARENT, Tracer, trace_lines
 from wire.errors import PayloadTooLarge, ServingError
 
 # Long enough for any tracing scheme; the charset keeps it harmless in headers, logs and engine request ids.
@@ -65,6 +65,7 @@ class GenerateEndpoint:
     Args:
         pipeline: what answers a request whose body has been read.
         new_request_id: for clients that send no usable ``X-Request-Id``.
+        tracer: None: requests are not traced.
     """
 
     def __init__(
@@ -80,17 +81,19 @@ class GenerateEndpoint:
         max_body_bytes: int,
         clock: Callable[[], float],
         new_request_id: Callable[[], str],
+        tracer: Tracer | None = None,
     ) -> None:
         self._endpoint, self._pipeline, self._auth, self._usage = endpoint, pipeline, auth, usage
         self._metrics, self._active = metrics, active
         self._drain, self._deadlines = lifecycle.drain, lifecycle.deadlines
         self._limit_s = lifecycle.deadlines.limit_s({})
         self._max_body_bytes, self._clock, self._new_request_id = max_body_bytes, clock, new_request_id
+        self._tracer, self._new_context = tracer, RequestContext if tracer is None else tracer.begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = read_headers(scope)
         lines = trace_lines(scope) if TRACEPARENT in headers else ""
-        ctx = RequestContext(self._request_id(headers), self._endpoint, self._clock(), lines)
+        ctx = self._new_context(self._request_id(headers), self._endpoint, self._clock(), lines)
         reply = (TimedReply if headers.get(TIMING_HEADER) == "1" else Reply)(ctx, send, self._clock)
         self._active.begin()
         try:
@@ -165,6 +168,8 @@ class GenerateEndpoint:
     def _report(self, ctx: RequestContext) -> None:
         end_s = self._clock()
         self._metrics.observe_request(ctx, end_s)
+        if self._tracer is not None:
+            self._tracer.end(ctx, end_s)
         if request_log.is_enabled:
             request_log.write(_line(ctx, end_s))
 

@@ -1,8 +1,16 @@
-"""A client's trace context, which crosses the router so that the workers' spans find their trace."""
+"""What the router knows of traces without OpenTelemetry: a client's trace context, and whether there is a tracer.
+
+A trace context crosses the router whether requests are traced here or not, so that the workers' spans find their trace.
+The tracer itself is ``router.tracing``'s, which is imported only where one is configured.
+"""
 
 import re
+from typing import Protocol
 
 from starlette.types import Scope
+
+from router.config import ConfigError, RouterConfig
+from router.context import Endpoint, RequestContext
 
 TRACEPARENT = "traceparent"
 # W3C Trace Context: version, trace id, parent id, flags. Ids of zeros and the version ff are invalid. Later versions
@@ -15,6 +23,43 @@ _MEMBER = re.compile(
     r"(?:[a-z][a-z0-9_*/-]{0,255}|[a-z0-9][a-z0-9_*/-]{0,240}@[a-z][a-z0-9_*/-]{0,13})"
     r"=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
 )
+
+
+class Tracer(Protocol):
+    """Makes a trace of each request."""
+
+    def begin(self, request_id: str, endpoint: Endpoint, start_s: float, trace_lines: str) -> RequestContext:
+        """The context of a new request, which tells its trace of every step.
+
+        Args:
+            trace_lines: the client's trace context, as ``trace_lines`` makes them.
+        """
+        ...
+
+    def end(self, ctx: RequestContext, end_s: float) -> None:
+        """The request of a context that ``begin`` made is over, whichever way."""
+        ...
+
+    async def aclose(self) -> None:
+        """Deliver what has not been delivered, within a few seconds."""
+        ...
+
+
+def make_tracer(config: RouterConfig) -> Tracer | None:
+    """None: none is configured, and nothing of OpenTelemetry is imported.
+
+    Raises:
+        ConfigError: one is configured, but OpenTelemetry is not installed, or not with settings of its own as they are.
+    """
+    if config.otlp_traces_endpoint is None:
+        return None
+    try:
+        from router.tracing import OtelTracer
+    except ImportError as error:
+        raise ConfigError(
+            f"otlp_traces_endpoint: needs the extra otel (pip install 'tandem-serve[otel]'): {error}"
+        ) from None
+    return OtelTracer.of(config)
 
 
 def trace_lines(scope: Scope) -> str:

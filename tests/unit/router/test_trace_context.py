@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.trace_context import trace_lines
+from router.config import RouterConfig
+from router.trace_context import make_tracer, trace_lines
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 VALID = f"00-{TRACE}-{PARENT}-01"
@@ -92,3 +93,7 @@ def test_a_state_in_several_headers_is_one_in_their_order() -> None:
 )
 def test_a_malformed_state_leaves_the_parent_alone(state: str) -> None:
     assert lines_of(("traceparent", VALID), ("tracestate", state)) == f"traceparent: {VALID}\r\n"
+
+
+def test_without_the_setting_there_is_no_tracer() -> None:
+    assert make_tracer(RouterConfig()) is None
