@@ -23,6 +23,7 @@ from router.pipeline import Pipeline
 from router.reply import Reply
 from router.timing import TIMING_HEADER, TimedReply
 from router.token_usage import read_usage
+from router.trace_context import TRACEPARENT, Tracer, trace_lines
 from wire.errors import PayloadTooLarge, ServingError
 
 # Long enough for any tracing scheme; the charset keeps it harmless in headers, logs and engine request ids.
@@ -31,7 +32,7 @@ SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _READ_HEADERS = frozenset(
     name.encode()
     for name in ("authorization", "content-length", "x-api-key", "x-request-id", TIMING_HEADER, TIMEOUT_HEADER)
-)
+) | {TRACEPARENT.encode()}
 
 logger = logging.getLogger(__name__)
 request_log = RequestLog(__name__)
@@ -65,6 +66,7 @@ class GenerateEndpoint:
     Args:
         pipeline: what answers a request whose body has been read.
         new_request_id: for clients that send no usable ``X-Request-Id``.
+        tracer: None: requests are not traced.
     """
 
     def __init__(
@@ -80,16 +82,19 @@ class GenerateEndpoint:
         max_body_bytes: int,
         clock: Callable[[], float],
         new_request_id: Callable[[], str],
+        tracer: Tracer | None = None,
     ) -> None:
         self._endpoint, self._pipeline, self._auth, self._usage = endpoint, pipeline, auth, usage
         self._metrics, self._active = metrics, active
         self._drain, self._deadlines = lifecycle.drain, lifecycle.deadlines
         self._limit_s = lifecycle.deadlines.limit_s({})
         self._max_body_bytes, self._clock, self._new_request_id = max_body_bytes, clock, new_request_id
+        self._tracer, self._new_context = tracer, RequestContext if tracer is None else tracer.begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = read_headers(scope)
-        ctx = RequestContext(self._request_id(headers), self._endpoint, self._clock())
+        lines = trace_lines(scope) if TRACEPARENT in headers else ""
+        ctx = self._new_context(self._request_id(headers), self._endpoint, self._clock(), lines)
         reply = (TimedReply if headers.get(TIMING_HEADER) == "1" else Reply)(ctx, send, self._clock)
         self._active.begin()
         try:
@@ -166,6 +171,8 @@ class GenerateEndpoint:
     def _report(self, ctx: RequestContext) -> None:
         end_s = self._clock()
         self._metrics.observe_request(ctx, end_s)
+        if self._tracer is not None:
+            self._tracer.end(ctx, end_s)
         if request_log.is_enabled:
             request_log.write(_line(ctx, end_s))
 

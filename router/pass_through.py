@@ -64,7 +64,7 @@ class PassThrough:
             try:
                 await self._ask(ctx, worker, reply)
             except ServingError as error:
-                error.request_id = ctx.request_id
+                ctx.note_failure(error)
                 if isinstance(error, WorkerUnreachable):
                     self._registry.suspect(worker)
                 if isinstance(error, WORKER_FAULTS):

@@ -231,7 +231,7 @@ class Pipeline:
         self._releaser.release(release, _release_reason(ctx, error), look_again=is_in_prefill)
 
     def _note_failure(self, ctx: RequestContext, error: ServingError) -> None:
-        error.request_id, error.stage = ctx.request_id, error.stage or ctx.stage.value
+        ctx.note_failure(error)
         worker = ctx.prefill if ctx.stage is Stage.PREFILL else ctx.decode
         if worker is not None and isinstance(error, WorkerUnreachable):
             self._registry.suspect(worker)

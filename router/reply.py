@@ -90,6 +90,7 @@ class Reply:
 
     async def refuse(self, answer: WorkerAnswer) -> None:
         """A worker's refusal of the request, in the shape of the client's API; the only event of a stream of pings."""
+        self._ctx.note_refusal(answer.status)
         errors = self._ctx.endpoint.errors
         if self._ctx.is_head_sent:
             await self._end_with(errors.only_event(answer))
@@ -100,6 +101,7 @@ class Reply:
 
     async def fail(self, error: ServingError) -> None:
         """The error as the whole response, or as the last event of a stream that has started."""
+        self._ctx.note_failure(error)
         errors = self._ctx.endpoint.errors
         if self._ctx.is_head_sent:
             await self._end_with(errors.last_event(error, self.last_piece))

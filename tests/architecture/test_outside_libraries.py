@@ -45,6 +45,7 @@ SPEAKERS = {
     ],
     "uvicorn": ["router/serving.py", "router/client_protocol.py", "router/client_cycle.py", "bench/*"],
     "uvloop": ["router/serving.py", "vllm_engine/server.py", "bench/router/engines.py", "bench/router/run.py"],
+    "opentelemetry": ["router/tracing.py"],
     "fastapi": ["router/*", "vllm_engine/*", "bench/*"],
     "yaml": ["router/config.py", "deploy/spec_file.py", "bench/*"],
 }

@@ -13,7 +13,8 @@ from router.app import RouterParts, build_parts
 from router.config import RouterConfig
 from tests.integration.router.api_answers import MODEL
 from tests.integration.router.fake_workers import FakeDecode, FakePrefill, FakeWorker
-from tests.integration.router.serving import QuickAsyncio, eventually, served_all, served_router
+from tests.integration.router.serving import QuickAsyncio, eventually, served, served_all, served_router
+from tests.integration.router.trace_collector import Collector
 from wire.worker import HeartbeatReply, WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
 
 TOKEN = "cluster-token"
@@ -118,6 +119,16 @@ def cluster_headers() -> dict[str, str]:
 def settings() -> dict[str, Any]:
     """Settings of the router; a test module may override this fixture."""
     return {}
+
+
+@pytest.fixture
+async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]:
+    """A collector of traces, to which a router that is made from now on sends them soon."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    collector = Collector()
+    async with served(collector.app()) as url:
+        collector.url = url
+        yield collector
 
 
 @pytest.fixture
