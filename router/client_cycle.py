@@ -4,10 +4,12 @@ The head of an answer leaves with the first of its body, in one write, as ASGI h
 joined once.
 """
 
+import asyncio
 from collections.abc import Sequence
 from http import HTTPStatus
 from typing import Any
 
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
@@ -26,6 +28,16 @@ class ClientCycle(RequestResponseCycle):
         self._pieces: list[bytes] = []
         self.num_unread_bytes = 0
         self._head: bytes | None = None
+        self.task: asyncio.Task[None] | None = None
+        """In which ``run`` runs."""
+
+    async def run(self, app: ASGIApp, tasks: set[asyncio.Task[None]]) -> None:
+        """Have the application answer; leaves ``tasks``, without the callback in another turn that uvicorn asks for."""
+        try:
+            await self.run_asgi(app)  # type: ignore[arg-type]
+        finally:
+            if self.task is not None:
+                tasks.discard(self.task)
 
     # --- what the connection tells ---
 

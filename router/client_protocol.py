@@ -177,7 +177,9 @@ class ClientProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._answering = cast("ClientCycle", cycle)
-        super()._start_asgi_task(cycle, app)
+        task = self.loop.create_task(self._answering.run(app, self.tasks))
+        self.tasks.add(task)
+        self._answering.task = task
 
     def on_response_complete(self) -> None:
         if self.pipeline or self.transport.is_closing():

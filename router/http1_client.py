@@ -10,7 +10,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from router.http1_connection import Connection
 from router.http1_request import Origin, parse_target, request_head
@@ -59,15 +59,15 @@ class Http1WorkerClient:
         return sum(map(len, self._idle.values()))
 
     def post(self, url: str, body: Body, headers: Headers, *, timeout_s: float) -> Coroutine[Any, Any, WorkerAnswer]:
-        return self._exchange("POST", url, body, headers, timeout_s)
+        return self._exchange(b"POST", url, body, headers, timeout_s)
 
     def get(self, url: str, headers: Headers, *, timeout_s: float) -> Coroutine[Any, Any, WorkerAnswer]:
-        return self._exchange("GET", url, b"", headers, timeout_s)
+        return self._exchange(b"GET", url, b"", headers, timeout_s)
 
     def stream(
         self, url: str, body: Body, headers: Headers, *, idle_timeout_s: float
     ) -> AbstractAsyncContextManager[WorkerStream]:
-        return _Stream(self, _Request.to("POST", url, body, headers, wants_whole=False), idle_timeout_s)
+        return _Stream(self, _Request(b"POST", url, body, headers, wants_whole=False), idle_timeout_s)
 
     async def aclose(self) -> None:
         """Closes every connection, also of exchanges under way; later calls raise WorkerUnreachable."""
@@ -78,8 +78,8 @@ class Http1WorkerClient:
             self._all_gone = asyncio.get_running_loop().create_future()
             await self._all_gone
 
-    async def _exchange(self, method: str, url: str, body: Body, headers: Headers, timeout_s: float) -> WorkerAnswer:
-        connection = await self._open(_Request.to(method, url, body, headers, wants_whole=True), timeout_s)
+    async def _exchange(self, method: bytes, url: str, body: Body, headers: Headers, timeout_s: float) -> WorkerAnswer:
+        connection = await self._open(_Request(method, url, body, headers, wants_whole=True), timeout_s)
         try:
             return WorkerAnswer(connection.status, connection.headers, connection.take_whole())
         finally:
@@ -95,7 +95,7 @@ class Http1WorkerClient:
         connection = self._take_idle(request.origin)
         if connection is not None:
             try:
-                connection.begin(request.head, request.body, wants_whole=request.wants_whole)
+                connection.begin(request.head, request.body, request.num_body_bytes, wants_whole=request.wants_whole)
                 await connection.wait_ready(timeout_s)
                 return connection
             except BaseException as error:
@@ -112,7 +112,7 @@ class Http1WorkerClient:
                 raise WorkerBroken("The connection to the worker ended before its answer did.") from error
             raise
         try:
-            connection.begin(request.head, request.body, wants_whole=request.wants_whole)
+            connection.begin(request.head, request.body, request.num_body_bytes, wants_whole=request.wants_whole)
             await connection.wait_ready(min(timeout_s, end_s - loop.time()))
         except BaseException:
             connection.abort()
@@ -177,21 +177,20 @@ class Http1WorkerClient:
             del self._idle[origin]
 
 
-class _Request(NamedTuple):
-    origin: Origin
-    head: bytes
-    body: list[Piece]
-    wants_whole: bool
+class _Request:
+    """Ready to be sent."""
 
-    @classmethod
-    def to(cls, method: str, url: str, body: Body, headers: Headers, *, wants_whole: bool) -> "_Request":
+    __slots__ = ("body", "head", "num_body_bytes", "origin", "wants_whole")
+
+    def __init__(self, method: bytes, url: str, body: Body, headers: Headers, *, wants_whole: bool) -> None:
         try:
             target = parse_target(url)
         except ValueError as error:
             raise WorkerUnreachable("The worker's URL can't be used.") from error
-        pieces: list[Piece] = body if isinstance(body, list) else [body]
-        head = request_head(method, target, headers, sum(map(len, pieces)))
-        return cls(target.origin, head, pieces, wants_whole)
+        self.body: list[Piece] = body if isinstance(body, list) else [body]
+        self.num_body_bytes = sum(map(len, self.body))
+        self.head = request_head(method, target, headers, self.num_body_bytes)
+        self.origin, self.wants_whole = target.origin, wants_whole
 
 
 class _Stream:

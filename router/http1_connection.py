@@ -63,13 +63,13 @@ class Connection(AnswerReader, asyncio.Protocol):
         """Whether the exchange began at most ``seconds`` ago and not one byte of an answer has come."""
         return not self._has_answer_bytes and self._loop.time() - self._begun_s <= seconds
 
-    def begin(self, head: bytes, body: list[Piece], *, wants_whole: bool) -> None:
+    def begin(self, head: bytes, body: list[Piece], num_body_bytes: int, *, wants_whole: bool) -> None:
         """Send a request; ``wants_whole``: nobody is woken before the answer is complete, nor is it held back."""
         assert self._transport is not None
         assert not self._is_busy
         self._reset(wants_whole=wants_whole)
         self._is_busy = True
-        if sum(map(len, body)) <= MAX_JOINED_BYTES:
+        if num_body_bytes <= MAX_JOINED_BYTES:
             self._transport.write(b"".join((head, *body)))
         else:
             self._transport.writelines((head, *body))

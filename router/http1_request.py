@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
-from router.worker_client import HeaderLines, Headers, header_lines
+from router.worker_client import Headers, header_lines
 
 # A router meets a few URLs for each worker; the bound is for years of workers that come and go.
 MAX_KEPT_TARGETS = 4096
@@ -29,8 +29,8 @@ class Target:
 
     origin: Origin
     request_uri: str
-    fixed_head: str
-    """The rest of the request line and the headers that every request to this URL has."""
+    fixed_head: bytes
+    """All after the method: the rest of the request line and the headers that every request to this URL has."""
 
 
 @lru_cache(maxsize=MAX_KEPT_TARGETS)
@@ -46,9 +46,8 @@ def parse_target(url: str) -> Target:
         f"?{quote(parts.query, safe=SAFE_IN_TARGET)}" if parts.query else ""
     )
     host_header = _spelled(parts.hostname) + ("" if port == usual_port else f":{port}")
-    return Target(
-        Origin(is_tls, parts.hostname, port), request_uri, f" HTTP/1.1\r\nhost: {host_header}\r\n{FIXED_HEADERS}"
-    )
+    head = f"{request_uri} HTTP/1.1\r\nhost: {host_header}\r\n{FIXED_HEADERS}"
+    return Target(Origin(is_tls, parts.hostname, port), request_uri, head.encode("latin-1"))
 
 
 def _spelled(host: str) -> str:
@@ -58,12 +57,13 @@ def _spelled(host: str) -> str:
     return f"[{host.partition('%')[0]}]"
 
 
-def request_head(method: str, target: Target, headers: Headers, num_body_bytes: int) -> bytes:
+def request_head(method: bytes, target: Target, headers: Headers, num_body_bytes: int) -> bytes:
     """The request line and all headers, with the blank line after them.
 
     Raises:
         ValueError: a header that could be read as more than one, or that is not Latin-1.
     """
-    lines = headers if isinstance(headers, HeaderLines) else header_lines(headers)
-    length = f"content-length: {num_body_bytes}\r\n" if method != "GET" else ""
-    return f"{method} {target.request_uri}{target.fixed_head}{lines}{length}\r\n".encode("latin-1")
+    lines = headers if isinstance(headers, bytes) else header_lines(headers)
+    if method == b"GET":
+        return b"%b %b%b\r\n" % (method, target.fixed_head, lines)
+    return b"%b %b%bcontent-length: %d\r\n\r\n" % (method, target.fixed_head, lines, num_body_bytes)

@@ -21,7 +21,6 @@ from router.first_event import read_first
 from router.relay import is_event_stream, read_whole
 from router.worker_client import (
     Body,
-    HeaderLines,
     WorkerAnswer,
     WorkerBroken,
     WorkerClient,
@@ -126,9 +125,9 @@ class Legs:
             idle_timeout_s=self._decode_idle_timeout_s,
         )
 
-    def _headers_of(self, ctx: RequestContext) -> HeaderLines:
+    def _headers_of(self, ctx: RequestContext) -> bytes:
         # Id and trace context have been matched against patterns without line ends, or are ours.
-        return HeaderLines(f"{self._headers}x-request-id: {ctx.request_id}\r\n{ctx.trace_lines}")
+        return b"%bx-request-id: %b\r\n%b" % (self._headers, ctx.request_id.encode(), ctx.trace_lines.encode())
 
 
 def _decode_body(ctx: RequestContext) -> Body:

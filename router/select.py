@@ -49,7 +49,15 @@ class LeastLoaded:
     """
 
     def pick(self, workers: Sequence[Worker], ctx: RequestContext) -> Worker:
-        return min(workers, key=_load)
+        # The default policy: once a leg, so without a key for each worker.
+        best = workers[0]
+        is_prefill = best.role is WorkerRole.PREFILL
+        least = best.tokens_in_flight if is_prefill else best.num_in_flight
+        for worker in workers[1:]:
+            load = worker.tokens_in_flight if is_prefill else worker.num_in_flight
+            if load < least or (load == least and _load(worker) < _load(best)):
+                best, least = worker, load
+        return best
 
 
 class PowerOfTwo:

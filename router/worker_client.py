@@ -32,20 +32,17 @@ Body = bytes | list[Piece]
 """A request's body, or its pieces in the order in which they are sent."""
 
 
-class HeaderLines(str):
-    """Headers of which somebody has made sure that they are one line each, ready to be sent."""
+Headers = Mapping[str, str] | bytes
+"""Headers, or the bytes of their lines, of which somebody has made sure that they are one line each."""
 
 
-Headers = Mapping[str, str] | HeaderLines
-
-
-def header_lines(headers: Mapping[str, str]) -> HeaderLines:
-    """Raises: ValueError: a header that could be read as more than one."""
+def header_lines(headers: Mapping[str, str]) -> bytes:
+    """Raises: ValueError: a header that could be read as more than one, or that is not Latin-1."""
     lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
     num_lines = len(headers)
     if lines.count("\r") != num_lines or lines.count("\n") != num_lines or "\0" in lines:
         raise ValueError("a header holds a line break or a null character")
-    return HeaderLines(lines)
+    return lines.encode("latin-1")
 
 
 class WorkerAnswer(NamedTuple):
