@@ -3,18 +3,16 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
 from starlette.routing import Route as AsgiRoute
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +21,7 @@ from router.client_routes import client_routes
 from router.config import RouterConfig
 from router.context import Endpoint
 from router.control import control_router
-from router.error_shapes import OPENAI_ERRORS
+from router.error_answers import add_error_handlers
 from router.generate import ActiveRequests, GenerateEndpoint
 from router.health import HealthProber
 from router.http1_client import Http1WorkerClient
@@ -39,11 +37,9 @@ from router.release import Releaser
 from router.select import make_selector, make_selectors
 from router.tls import worker_context
 from router.worker_client import WorkerClient
-from wire.errors import BadRequest, MethodNotAllowed, NotFound, ServingError
 from wire.worker import WorkerRole
 
 VERSION = "0.1.0"
-_SHAPES = {endpoint.url_path: endpoint.errors for endpoint in Endpoint}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +158,7 @@ def create_app(parts: RouterParts) -> FastAPI:
     app = RouterApp(
         title="tandem router", version=VERSION, lifespan=_lifespan(parts), redoc_url=None, redirect_slashes=False
     )
-    _add_error_handlers(app)
+    add_error_handlers(app)
     _add_generating_routes(app, parts)
     _add_state_routes(app, parts)
     app.include_router(client_routes(registry=parts.registry, auth=parts.auth))
@@ -178,7 +174,7 @@ def create_control_app(parts: RouterParts) -> FastAPI:
     Nothing that a client calls is here.
     """
     app = FastAPI(title="tandem router: control", version=VERSION, redoc_url=None, redirect_slashes=False)
-    _add_error_handlers(app)
+    add_error_handlers(app)
     _add_state_routes(app, parts)
     _add_control_routes(app, parts)
     _set_page(app, ())
@@ -261,33 +257,3 @@ def _add_control_routes(app: FastAPI, parts: RouterParts) -> None:
 
     cluster_auth = ClusterAuth(parts.config.cluster_token, is_loopback=parts.config.is_loopback)
     app.include_router(control_router(registry=parts.registry, auth=cluster_auth))
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    async def on_serving_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ServingError)
-        return _error_response(request, error)
-
-    async def on_validation_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"] if part != "body")
-        return _error_response(request, BadRequest(f"{where or 'body'}: {fault['msg']}", param=where or None))
-
-    async def on_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        kind = {404: NotFound, 405: MethodNotAllowed}.get(error.status_code, BadRequest)
-        return _error_response(request, kind(str(error.detail)), error.headers)
-
-    async def on_fault(request: Request, error: Exception) -> Response:
-        return _error_response(request, ServingError("Internal error."))
-
-    app.add_exception_handler(ServingError, on_serving_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_fault)
-
-
-def _error_response(request: Request, error: ServingError, headers: Mapping[str, str] | None = None) -> Response:
-    shape = _SHAPES.get(request.url.path, OPENAI_ERRORS)
-    return Response(shape.whole(error), error.status, headers, media_type="application/json")
