@@ -135,6 +135,10 @@ class RouterMetrics:
             child = self._children[key] = family.labels(*values)
         return child
 
+    def collect(self) -> Iterable[Metric]:
+        """What ``render`` writes, for a sum over several processes."""
+        return self._registry.collect()
+
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self._registry)
