@@ -30,7 +30,7 @@ class ClientPort:
         # Alone at first: with the option set, another router of the same user could have the port as well.
         sockets = listen(host, port)
         self.addresses = names(sockets)
-        self._places = [(sock.family, sock.getsockname()) for sock in sockets]
+        self._places = [(sock.family, sock.proto, sock.getsockname()) for sock in sockets]
         self._shared = None if can_spread else sockets
         self._first: list[list[socket.socket]] = []
         if can_spread:
@@ -62,8 +62,8 @@ class ClientPort:
 
     def _bind(self, *, is_listening: bool) -> list[socket.socket]:
         sockets: list[socket.socket] = []
-        for family, address in self._places:
-            sock = socket.socket(family, socket.SOCK_STREAM)
+        for family, proto, address in self._places:
+            sock = socket.socket(family, socket.SOCK_STREAM, proto)
             sockets.append(sock)
             try:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

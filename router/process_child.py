@@ -29,7 +29,7 @@ from router.workers import Worker
 EXIT_UNUSABLE = 2
 POLL_S = 0.02
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("router.process_child")  # run as a program, it has another name
 
 
 def main() -> None:

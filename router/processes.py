@@ -62,6 +62,10 @@ class Processes:
         late.cancel()
         self._port.close()
 
+    def pids(self) -> list[int]:
+        """Of those that run."""
+        return [link.pid for link in self._links]
+
     # --- ending ---
 
     def stop(self) -> None:
