@@ -146,3 +146,14 @@ async def test_all_read_their_keys_again_on_sighup(router: Several, key_file: Pa
         while await statuses("sk-2") != {200}:
             pass
     assert (await router.metrics())['tandem_router_key_requests_total{code="200",key="bob"}'] == 0
+
+
+async def test_one_that_is_told_to_stop_is_replaced_and_all_that_it_counted_stays(router: Several) -> None:
+    before = await router.metrics()
+    served_by = set(await router.ask_all())
+    [stopping, _] = router.children()
+    os.kill(stopping, signal.SIGTERM)
+    await eventually(lambda: stopping not in router.children())
+    await router.wait_until_all_serve()
+    assert (await router.metrics())[GOOD] - before[GOOD] == NUM_REQUESTS
+    assert len(set(await router.ask_all()) - served_by) == 1
