@@ -38,7 +38,8 @@ class Processes:
         self._start = Start(config=config_json(part_of(parts.config)))
         self._links: list[ProcessLink] = []
         self._stopping, self._is_cut = asyncio.Event(), False
-        self._heard: set[str] = set()
+        self._heard: dict[str, None] = {}
+        """Workers that there is something to tell of, in the order in which it came."""
         self._totals = ProcessTotals(parts, num_wanted=parts.config.processes)
         self.failure: str | None = None
         """Why it was given up; None: it was asked to stop."""
@@ -136,6 +137,8 @@ class Processes:
         link.tell(self._news_of(self._registry.all_ids()))
         if self._stopping.is_set():
             link.order("drain")
+        if self._is_cut:
+            link.order("cut")
         self._links.append(link)
         try:
             await self._listen(link)
@@ -170,10 +173,10 @@ class Processes:
         if not self._heard:
             # Later, when whoever is told this has done all that belongs to it.
             asyncio.get_running_loop().call_soon(self._tell_news)
-        self._heard.add(worker_id)
+        self._heard[worker_id] = None
 
     def _tell_news(self) -> None:
-        heard, self._heard = self._heard, set()
+        heard, self._heard = self._heard, {}
         line = encode(self._news_of(heard))
         for link in self._links:
             link.tell_line(line)
