@@ -37,6 +37,7 @@ from router.registry import WorkerRegistry
 from router.release import Releaser
 from router.select import make_selector, make_selectors
 from router.tls import worker_context
+from router.trace_context import Tracer, make_tracer
 from router.worker_client import WorkerClient
 from router.workers import Worker
 from wire.worker import WorkerRole
@@ -61,6 +62,7 @@ class RouterParts:
     auth: ClientAuth
     usage: KeyUsage
     lifecycle: Lifecycle
+    tracer: Tracer | None
 
 
 def _hex_ids() -> Callable[[], str]:
@@ -85,7 +87,7 @@ def build_parts(
         shown_workers: those that the metrics show; None: all of the registry.
 
     Raises:
-        ConfigError: a file that the configuration names can't be used.
+        ConfigError: a file or a library that the configuration names can't be used.
     """
     client = client or Http1WorkerClient(connect_timeout_s=config.connect_timeout_s, ssl_context=worker_context(config))
     registry = registry or WorkerRegistry(ttl_s=config.heartbeat_ttl_s, clock=clock)
@@ -141,6 +143,7 @@ def build_parts(
         auth=ClientAuth(configured_keys(config), usage),
         usage=usage,
         lifecycle=lifecycle,
+        tracer=make_tracer(config),
     )
 
 
@@ -215,6 +218,8 @@ def _lifespan(parts: RouterParts) -> Callable[[FastAPI], Any]:
                 await parts.active.wait_idle(parts.config.release_timeout_s)
             await parts.releaser.aclose(parts.config.release_timeout_s)
             await parts.client.aclose()
+            if parts.tracer is not None:
+                await parts.tracer.aclose()
 
     return lifespan
 
@@ -233,6 +238,7 @@ def _add_generating_routes(app: RouterApp, parts: RouterParts) -> None:
             max_body_bytes=parts.config.max_body_bytes,
             clock=parts.clock,
             new_request_id=new_request_id,
+            tracer=parts.tracer,
         )
         app.generating[endpoint.url_path] = handler
         app.router.routes.append(AsgiRoute(endpoint.url_path, handler, methods=["POST"]))

@@ -18,7 +18,7 @@ EPILOG = (
     f" flag, since a command line shows in the process list: {CLUSTER_TOKEN_ENV} (or {ENV_PREFIX}CLUSTER_TOKEN) is"
     f" shared with the workers, {ENV_PREFIX}API_KEYS are the clients' keys, KEY or NAME:KEY, with commas between them."
 )
-METAVARS = {"prefill": "URL,URL", "decode": "URL,URL", "host": "ADDRESS"}
+METAVARS = {"prefill": "URL,URL", "decode": "URL,URL", "host": "ADDRESS", "otlp_traces_endpoint": "URL"}
 
 
 def parse_arguments(argv: Sequence[str]) -> dict[str, Any]:

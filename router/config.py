@@ -49,6 +49,11 @@ def _check_worker_url(url: str) -> str:
     return url.rstrip("/")
 
 
+def _with_traces_path(url: str) -> str:
+    """OTLP's own path where a collector is named by its address alone."""
+    return url if urlsplit(url).path else f"{url}/v1/traces"
+
+
 def _origin(url: str) -> tuple[str, str | None, int | None, str]:
     """The same for two spellings of one base URL."""
     parts = urlsplit(url)
@@ -62,6 +67,7 @@ def _check_keys(keys: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
 
 
 WorkerUrl = Annotated[str, AfterValidator(_check_worker_url)]
+OtlpUrl = Annotated[WorkerUrl, AfterValidator(_with_traces_path)]
 WorkerUrls = Annotated[tuple[WorkerUrl, ...], BeforeValidator(_split_commas)]
 Secrets = Annotated[tuple[SecretStr, ...], BeforeValidator(_split_commas), AfterValidator(_check_keys)]
 PolicyName = Literal["round_robin", "least_loaded", "power_of_two", "queue_depth", "prefix_affinity"]
@@ -136,6 +142,9 @@ class RouterConfig(BaseModel):
     api_keys_file: Path | None = Field(default=None, description="more client keys, one a line; read again on SIGHUP")
     max_in_flight_per_key: int | None = Field(
         default=None, ge=1, description="more requests at once of one key's name are answered with 429; none: no limit"
+    )
+    otlp_traces_endpoint: OtlpUrl | None = Field(
+        default=None, description="URL of a collector that takes traces by OTLP over HTTP; none: no traces"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 

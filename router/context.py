@@ -8,7 +8,10 @@ from router.body import ClientBody, PrefillRules
 from router.error_shapes import ANTHROPIC_ERRORS, OPENAI_ERRORS, RESPONSES_ERRORS, ErrorShape
 from router.prefill_rules import COMPLETIONS_PREFILL, MESSAGES_PREFILL, RESPONSES_PREFILL
 from router.workers import Worker
+from wire.errors import ServingError
 
+NO_MODEL = "none"
+ID_HEADERS = (b"x-request-id", b"request-id")
 DONE = (b"data: [DONE]",)
 RESPONSE_ENDS = (b"event: response.completed", b"event: response.incomplete", b"event: response.failed")
 MESSAGE_STOP = (b"event: message_stop",)
@@ -27,6 +30,8 @@ class Endpoint(StrEnum):
     stream_ends: tuple[bytes, ...]
     """How the last event of a whole stream may begin."""
     errors: ErrorShape
+    id_headers: tuple[bytes, ...]
+    """Which headers of an answer tell the request's id: Anthropic's clients read another than OpenAI's."""
 
     def __new__(
         cls,
@@ -40,6 +45,7 @@ class Endpoint(StrEnum):
         endpoint._value_ = label
         endpoint.url_path, endpoint.prefill = url_path, prefill
         endpoint.stream_ends, endpoint.errors = stream_ends, errors
+        endpoint.id_headers = ID_HEADERS[: 1 + (errors is ANTHROPIC_ERRORS)]
         return endpoint
 
     CHAT = "chat_completions", "/v1/chat/completions", COMPLETIONS_PREFILL, DONE
@@ -99,26 +105,30 @@ class Plan(NamedTuple):
 class RequestContext:
     """State of one request, owned by its one task.
 
-    Filled by the endpoint: ``request_id``, ``endpoint``, ``start_s``, ``raw``, ``key_name``.
-    Filled by admit: ``body``, ``plan``, ``prefill_tokens``, ``decode_tokens``.
+    Filled by the endpoint: ``request_id``, ``endpoint``, ``start_s``, ``trace_lines``, ``raw``, ``key_name``.
+    Filled by admit: ``body``, ``plan``, ``model``, ``prefill_tokens``, ``decode_tokens``.
     Filled by the queue: ``prefill_held``, ``decode_held``.
     Filled by select: ``prefill``, and ``decode`` on the decode-only route.
-    Filled by prefill: ``handoff_id`` (new each attempt), ``handoff_json``, ``num_blocks``.
+    Filled by prefill: ``handoff_id`` (new each attempt), ``handoff_json``, ``prefill_status``, ``num_blocks``.
     Filled by decode: ``decode``, ``status``.
     Filled by relay: ``first_byte_s``, ``is_head_sent``, ``is_content_sent``.
-    Every step begins with ``enter``.
+    Every step begins with ``enter``; what ends one early is told to ``note_failure`` or ``note_refusal``.
     """
 
     request_id: str
     endpoint: Endpoint
     start_s: float
     """Monotonic, like every time here."""
+    trace_lines: str = ""
+    """Headers of trace context for the next leg, each with its line end."""
     raw: bytes = b""
     key_name: str | None = None
     """Of the client's API key; None: none are configured, or the client has none."""
 
     body: ClientBody | None = None
     plan: Plan | None = None
+    model: str = NO_MODEL
+    """The model that is asked for, once it is known to be served: its label in metrics."""
     prefill_tokens: int = 0
     """What the prompt is taken to cost (``router.token_estimate``)."""
     decode_tokens: int = 0
@@ -132,6 +142,8 @@ class RequestContext:
 
     handoff_id: str | None = None
     handoff_json: str | None = None
+    prefill_status: int = 0
+    """Of prefill's good answer."""
     num_blocks: int = 0
 
     status: int = 0
@@ -159,6 +171,13 @@ class RequestContext:
         before = self.stage
         self.step_s[before] = self.step_s.get(before, 0.0) + now_s - self.entered_s
         self.stage, self.entered_s = stage, now_s
+
+    def note_failure(self, error: ServingError) -> None:
+        """An attempt or the whole request has failed; may be told twice."""
+        error.request_id, error.stage = self.request_id, error.stage or self.stage.value
+
+    def note_refusal(self, status: int) -> None:
+        """A worker has refused the client's request with ``status``: no failure, and of interest to a trace alone."""
 
     def checked_body(self) -> ClientBody:
         """The body, in steps that run after admit."""

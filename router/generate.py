@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from router.auth import ClientAuth
 from router.client_protocol import LISTEN
 from router.client_watch import ClientLeft, Listen, run_while_connected
-from router.context import Endpoint, RequestContext
+from router.context import Endpoint, RequestContext, Stage
 from router.deadline import TIMEOUT_HEADER
 from router.key_usage import KeyUsage
 from router.legs import WorkerRefused
@@ -22,6 +22,8 @@ from router.pass_through import PassThrough
 from router.pipeline import Pipeline
 from router.reply import Reply
 from router.timing import TIMING_HEADER, TimedReply
+from router.token_usage import read_usage
+from router.trace_context import TRACEPARENT, Tracer, trace_lines
 from wire.errors import PayloadTooLarge, ServingError
 
 # Long enough for any tracing scheme; the charset keeps it harmless in headers, logs and engine request ids.
@@ -30,7 +32,7 @@ SANE_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _READ_HEADERS = frozenset(
     name.encode()
     for name in ("authorization", "content-length", "x-api-key", "x-request-id", TIMING_HEADER, TIMEOUT_HEADER)
-)
+) | {TRACEPARENT.encode()}
 
 logger = logging.getLogger(__name__)
 request_log = RequestLog(__name__)
@@ -64,6 +66,7 @@ class GenerateEndpoint:
     Args:
         pipeline: what answers a request whose body has been read.
         new_request_id: for clients that send no usable ``X-Request-Id``.
+        tracer: None: requests are not traced.
     """
 
     def __init__(
@@ -79,16 +82,19 @@ class GenerateEndpoint:
         max_body_bytes: int,
         clock: Callable[[], float],
         new_request_id: Callable[[], str],
+        tracer: Tracer | None = None,
     ) -> None:
         self._endpoint, self._pipeline, self._auth, self._usage = endpoint, pipeline, auth, usage
         self._metrics, self._active = metrics, active
         self._drain, self._deadlines = lifecycle.drain, lifecycle.deadlines
         self._limit_s = lifecycle.deadlines.limit_s({})
         self._max_body_bytes, self._clock, self._new_request_id = max_body_bytes, clock, new_request_id
+        self._tracer, self._new_context = tracer, RequestContext if tracer is None else tracer.begin
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = read_headers(scope)
-        ctx = RequestContext(self._request_id(headers), self._endpoint, self._clock())
+        lines = trace_lines(scope) if TRACEPARENT in headers else ""
+        ctx = self._new_context(self._request_id(headers), self._endpoint, self._clock(), lines)
         reply = (TimedReply if headers.get(TIMING_HEADER) == "1" else Reply)(ctx, send, self._clock)
         self._active.begin()
         try:
@@ -101,6 +107,8 @@ class GenerateEndpoint:
             self._active.end()
             if ctx.key_name is not None:
                 self._usage.end(ctx.key_name, ctx.status)
+                if ctx.status == 200 and ctx.stage is Stage.DONE:
+                    self._usage.add_tokens(ctx.key_name, read_usage(reply.end))
             self._report(ctx)
 
     async def _answer(
@@ -163,6 +171,8 @@ class GenerateEndpoint:
     def _report(self, ctx: RequestContext) -> None:
         end_s = self._clock()
         self._metrics.observe_request(ctx, end_s)
+        if self._tracer is not None:
+            self._tracer.end(ctx, end_s)
         if request_log.is_enabled:
             request_log.write(_line(ctx, end_s))
 

@@ -7,7 +7,7 @@ whether it can have seen a request that failed.
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from math import inf
 from typing import Any, NamedTuple
@@ -197,7 +197,7 @@ class _Request(NamedTuple):
 class _Stream:
     """An answer that is still arriving, as a context: leaving it before the answer is complete closes the connection.
 
-    ``read`` must not be used after that.
+    ``read`` and ``pump`` must not be used after that.
     """
 
     status: int
@@ -217,3 +217,6 @@ class _Stream:
 
     def read(self) -> Awaitable[bytes]:
         return self._connection.read(self._idle_timeout_s)
+
+    def pump(self, feed: Callable[[bytes], bool]) -> Awaitable[bool]:
+        return self._connection.pump(feed, self._idle_timeout_s)

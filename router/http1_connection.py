@@ -10,23 +10,18 @@ Owns the socket, the parser, the buffer between the two sides, and the one timer
 import asyncio
 from collections.abc import Callable
 from math import inf
-from typing import Any, cast
+from typing import cast
 
 import httptools
 
+from router.http1_answer import AnswerReader
 from router.worker_client import Piece, WorkerBroken, WorkerTimeout
 
-# A reader that is behind by this much stops the socket; about four reads of the event loop's own 64 KiB buffers.
-MAX_BUFFERED_BYTES = 256 << 10
-# What a piece costs beside its bytes, so that a body of one-byte chunks is bounded too.
-PIECE_OVERHEAD_BYTES = 64
-# Heads of workers have a few hundred bytes; other clients and servers stop at 8 to 100 KiB.
-MAX_HEAD_BYTES = 64 << 10
 # From here on joining head and body costs more than a second entry in the transport's queue.
 MAX_JOINED_BYTES = 64 << 10
 
 
-class Connection(asyncio.Protocol):
+class Connection(AnswerReader, asyncio.Protocol):
     """An open connection.
 
     Args:
@@ -36,8 +31,10 @@ class Connection(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop, on_lost: Callable[["Connection"], None]) -> None:
         self._loop, self._on_lost = loop, on_lost
         self._transport: asyncio.Transport | None = None
-        self._parser: Any = httptools.HttpResponseParser(self)
+        self._parser = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
+        self._feed: Callable[[bytes], bool] | None = None
+        self._feed_timeout_s = inf
         self._timer: asyncio.TimerHandle | None = None
         self._timer_s = self._deadline_s = inf
         self._is_busy = self._is_paused = False
@@ -45,15 +42,11 @@ class Connection(asyncio.Protocol):
         self._reset(wants_whole=False)
 
     def _reset(self, *, wants_whole: bool) -> None:
-        self.status = 0
-        self.headers: dict[str, str] = {}
+        self.begin_answer()
         self._wants_whole = wants_whole
         self._begun_s = self._loop.time()
         self._error: Exception | None = None
-        self._pieces: list[bytes] = []
-        self._raw_headers: list[tuple[bytes, bytes]] = []
-        self._num_buffered = self._num_head_bytes = self._num_overhead_bytes = 0
-        self._has_answer_bytes = self._has_head = self._is_complete = self._ends_with_connection = False
+        self._has_answer_bytes = False
 
     # --- for the client ---
 
@@ -117,6 +110,31 @@ class Connection(asyncio.Protocol):
             raise self._error
         return b""
 
+    async def pump(self, feed: Callable[[bytes], bool], timeout_s: float) -> bool:
+        """Hand what comes of the body to ``feed``, as it comes and without waking a task, waiting for each byte.
+
+        True: ``feed`` has returned False, by which it asks for a pause; call this again. False: the body has ended.
+
+        Raises: WorkerBroken, WorkerTimeout, and what ``feed`` raises; the connection is closed then.
+        """
+        self._feed, self._feed_timeout_s = feed, timeout_s
+        try:
+            self._resume()
+            if self._pieces:
+                self._hand_over()
+            if self._feed is not None and not self._is_complete and self._error is None:
+                waiter = self._begin_wait(timeout_s)
+                try:
+                    await waiter
+                finally:
+                    self._end_wait()
+            is_paused = self._feed is None
+        finally:
+            self._feed = None
+        if self._error is not None:
+            raise self._error
+        return is_paused
+
     def take_whole(self) -> bytes:
         """The body of an answer that was wanted whole and is ready."""
         pieces = self._pieces
@@ -155,9 +173,11 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserError:
             # Its text may quote the answer.
             self._fail("The worker's answer is not HTTP.")
-        if max(self._num_head_bytes, self._num_overhead_bytes) > MAX_HEAD_BYTES and not self._is_complete:
+        if self.is_head_too_long:
             self._fail("The worker's answer has too long a head.")
-        if self._is_complete or (not self._wants_whole and (self._pieces or self._has_head)):
+        if self._feed is not None and self._pieces:
+            self._hand_over()
+        if self._is_complete or (self._feed is None and not self._wants_whole and self._has_head):
             self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -174,55 +194,39 @@ class Connection(asyncio.Protocol):
         self._parser = None
         self._on_lost(self)
 
-    # --- httptools ---
+    # --- ``AnswerReader`` ---
 
-    def on_message_begin(self) -> None:
-        if self._is_complete:
-            self._is_clean = False
+    def _on_much_buffered(self) -> None:
+        if not self._wants_whole and not self._is_paused:
+            self._pause()
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_head_bytes += len(name) + len(value)
-        # Those after the body (trailers) are counted and dropped.
-        if not self._has_head:
-            self._raw_headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        if self._is_complete:
-            return
-        status = self._parser.get_status_code()
-        raw, self._raw_headers = self._raw_headers, []
-        if status < 200:
-            # Interim: the answer itself follows. How many may come is bounded by their bytes.
-            return
-        headers = self.headers
-        for name, value in raw:
-            key, text = name.decode("latin-1").lower(), value.decode("latin-1")
-            headers[key] = f"{headers[key]}, {text}" if key in headers else text
-        self.status, self._has_head = status, True
-        is_bounded = "content-length" in headers or headers.get("transfer-encoding", "").lower().endswith("chunked")
-        self._ends_with_connection = not is_bounded and status not in (204, 304)
-
-    def on_body(self, data: bytes) -> None:
-        if self._is_complete:
-            return
-        self._num_overhead_bytes = 0
-        self._pieces.append(data)
-        self._num_buffered += len(data) + PIECE_OVERHEAD_BYTES
-        if self._num_buffered > MAX_BUFFERED_BYTES and not self._wants_whole and not self._is_paused:
-            assert self._transport is not None
-            self._is_paused = True
-            self._transport.pause_reading()
-
-    def on_message_complete(self) -> None:
-        if not self._has_head or self._is_complete:
-            return
+    def _has_unsent(self) -> bool:
         assert self._transport is not None
-        self._is_complete = True
-        # With part of the request still here the worker answered without reading it all: what follows is unclear.
-        if not self._parser.should_keep_alive() or self._transport.get_write_buffer_size():
-            self._is_clean = False
+        return bool(self._transport.get_write_buffer_size())
 
     # --- waiting ---
+
+    def _hand_over(self) -> None:
+        pieces, feed = self._pieces, self._feed
+        assert feed is not None
+        data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        pieces.clear()
+        self._num_buffered = 0
+        self._deadline_s = self._loop.time() + self._feed_timeout_s
+        try:
+            if feed(data):
+                self._resume()
+                return
+        except Exception as error:  # noqa: BLE001 - raised again in the task that pumps
+            # Also of an answer that is complete: what is wrong is what it says.
+            self._error = error
+            self.abort()
+            self._wake()
+            return
+        self._feed = None
+        if not self._is_complete and not self._is_paused:
+            self._pause()
+        self._wake()
 
     # A pair of functions around the await, since a coroutine of its own would be resumed once more for each piece.
 
@@ -239,6 +243,11 @@ class Connection(asyncio.Protocol):
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _pause(self) -> None:
+        assert self._transport is not None
+        self._is_paused = True
+        self._transport.pause_reading()
 
     def _resume(self) -> None:
         if self._is_paused:

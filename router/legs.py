@@ -38,6 +38,9 @@ from wire.refusal import REFUSED_HEADER, Refusal
 class WorkerFailed(UpstreamError):
     """The worker answered that it failed. Its own words stay inside: they may quote the prompt."""
 
+    worker_status = 0
+    """Of that answer."""
+
 
 class WorkerUnavailable(WorkerFailed):
     """The worker takes no request now (draining, or starting)."""
@@ -46,8 +49,8 @@ class WorkerUnavailable(WorkerFailed):
 class HandoffRefused(UpstreamError):
     """The worker does not take the handoff; ``reason`` is None where the worker names none that is known here."""
 
-    def __init__(self, worker: Worker, stage: Stage, reason: Refusal | None) -> None:
-        self.reason = reason
+    def __init__(self, worker: Worker, stage: Stage, reason: Refusal | None, worker_status: int) -> None:
+        self.reason, self.worker_status = reason, worker_status
         named = reason or "no known reason"
         super().__init__(f"The {stage} worker {worker.worker_id} refused the handoff: {named}.", stage=stage)
 
@@ -73,7 +76,7 @@ class Legs:
         self._prefill_timeout_s, self._decode_idle_timeout_s = config.prefill_timeout_s, config.decode_idle_timeout_s
 
     async def prefill(self, ctx: RequestContext, worker: Worker, handoff_id: str) -> None:
-        """Have the prompt computed; fills ``ctx.handoff_json``, as the worker spelled it, and ``num_blocks``.
+        """Have the prompt computed; fills what the context has of prefill, the handoff as the worker spelled it.
 
         Raises:
             WorkerRefused, HandoffRefused, WorkerFailed, WorkerUnreachable, WorkerBroken, WorkerTimeout.
@@ -91,7 +94,7 @@ class Legs:
             raise _judge(answer, worker, Stage.PREFILL)
         handoff_json, handoff = extract_handoff(answer.body)
         ctx.num_blocks = worker.dialect.check(handoff, handoff_id, num_readers)
-        ctx.handoff_json = handoff_json
+        ctx.handoff_json, ctx.prefill_status = handoff_json, answer.status
 
     async def decode_whole(self, ctx: RequestContext, worker: Worker) -> WorkerAnswer:
         """Decode's good answer at once; with ``ctx.handoff_json`` it reads that handoff, without it starts afresh.
@@ -124,8 +127,8 @@ class Legs:
         )
 
     def _headers_of(self, ctx: RequestContext) -> HeaderLines:
-        # The id has been matched against a pattern without line ends (``generate``), or is ours.
-        return HeaderLines(f"{self._headers}x-request-id: {ctx.request_id}\r\n")
+        # Id and trace context have been matched against patterns without line ends, or are ours.
+        return HeaderLines(f"{self._headers}x-request-id: {ctx.request_id}\r\n{ctx.trace_lines}")
 
 
 def _decode_body(ctx: RequestContext) -> Body:
@@ -149,7 +152,7 @@ async def check_decode(stream: WorkerStream, worker: Worker) -> bytes | None:
 
 
 def worker_headers(cluster_token: SecretStr | None) -> dict[str, str]:
-    """Headers of every request to a worker; the client's own are never among them."""
+    """Headers of every request to a worker; of the client's own none but its trace context joins them."""
     headers = {"content-type": "application/json"}
     if cluster_token is not None:
         headers["authorization"] = f"Bearer {cluster_token.get_secret_value()}"
@@ -159,8 +162,10 @@ def worker_headers(cluster_token: SecretStr | None) -> dict[str, str]:
 def _judge(answer: WorkerAnswer, worker: Worker, stage: Stage) -> WorkerRefused | HandoffRefused | WorkerFailed:
     if 400 <= answer.status < 500 and REFUSED_HEADER in answer.headers:
         said = answer.headers[REFUSED_HEADER]
-        return HandoffRefused(worker, stage, Refusal(said) if said in set(Refusal) else None)
+        return HandoffRefused(worker, stage, Refusal(said) if said in set(Refusal) else None, answer.status)
     if 400 <= answer.status < 500 and answer.status not in (401, 403):
         return WorkerRefused(answer)
     kind = WorkerUnavailable if answer.status == 503 else WorkerFailed
-    return kind(f"The {worker.role.value} worker {worker.worker_id} answered with {answer.status}.", stage=stage)
+    failed = kind(f"The {worker.role.value} worker {worker.worker_id} answered with {answer.status}.", stage=stage)
+    failed.worker_status = answer.status
+    return failed

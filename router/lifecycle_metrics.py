@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from router.context import Route, Stage
 from router.gate import Gate
+from router.metric_kinds import LabelledCounter
 from router.workers import BreakerState, Worker
 from wire.worker import WorkerRole
 
@@ -41,7 +42,7 @@ class LifecycleMetrics:
         self,
         registry: CollectorRegistry,
         *,
-        paths: Counter,
+        paths: LabelledCounter,
         observe_queue_wait: Callable[[float], None],
         workers: Callable[[], Sequence[Worker]],
     ) -> None:
@@ -74,7 +75,7 @@ class LifecycleMetrics:
         for leg in (Stage.PREFILL, Stage.DECODE):
             self._retries_refused.labels(leg.value)
         for fallback in FallbackReason:
-            self._paths.labels(Route.DECODE_ONLY.value, fallback.value)
+            self._paths.add(Route.DECODE_ONLY, fallback, number=0)
         registry.register(_StateCollector(self.gates, workers))
 
     def count_refused(self, reason: RefusalReason) -> None:
@@ -93,7 +94,7 @@ class LifecycleMetrics:
         self._retries_refused.labels(leg.value).inc()
 
     def count_survival(self, reason: FallbackReason) -> None:
-        self._paths.labels(Route.DECODE_ONLY.value, reason.value).inc()
+        self._paths.add(Route.DECODE_ONLY, reason)
 
 
 class _StateCollector(Collector):

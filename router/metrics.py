@@ -1,17 +1,16 @@
-"""The router's metrics, in vLLM's style (seconds, ``_total``, bounded labels); the only file with prometheus_client."""
+"""The router's metrics, in vLLM's style (seconds, ``_total``, bounded labels)."""
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from router.context import RequestContext, Route, Stage
 from router.key_usage import KeyUsage
 from router.lifecycle_metrics import LifecycleMetrics
+from router.metric_kinds import Histogram, LabelledCounter
 from router.workers import Worker
 from wire.refusal import Refusal
 from wire.worker import WorkerRole, WorkerState
@@ -23,6 +22,8 @@ OTHER_REASON = "other"
 # vLLM's own buckets for time to first token and for end-to-end latency, so that both can share one panel.
 TTFT_BUCKETS_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160)
 E2E_BUCKETS_S = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+# And for inter-token latency.
+ITL_BUCKETS_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
 # 128-token blocks: 4096 of them are the model's whole context of 512K tokens.
 BLOCK_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 
@@ -40,25 +41,39 @@ class RouterMetrics:
         self, workers: Callable[[], Sequence[Worker]], num_in_flight: Callable[[], int], usage: KeyUsage
     ) -> None:
         self._registry = registry = CollectorRegistry()
-        self._children: dict[tuple[Counter, tuple[str, ...]], Counter] = {}
         registry.register(_WorkerCollector(workers))
         registry.register(_KeyCollector(usage))
         ProcessCollector(registry=registry)
-        self._requests = Counter(
-            "tandem_router_requests", "Requests answered.", ["endpoint", "code", "path"], registry=registry
+        self._requests = LabelledCounter(
+            "tandem_router_requests", "Requests answered.", ("endpoint", "model", "code", "path")
         )
-        self._paths = Counter(
+        registry.register(self._requests)
+        self._paths = LabelledCounter(
             "tandem_router_path",
             "Valid requests by the workers they need, and why; once more by what they fell back to later.",
-            ["path", "reason"],
-            registry=registry,
+            ("path", "reason"),
         )
+        registry.register(self._paths)
         in_flight = Gauge("tandem_router_requests_in_flight", "Requests not yet answered.", registry=registry)
         in_flight.set_function(num_in_flight)
-        self._ttft = _histogram("ttft_seconds", "Arrival to first byte of a good answer.", TTFT_BUCKETS_S, registry)
-        self._e2e = _histogram("e2e_seconds", "Arrival to last byte of a good answer.", E2E_BUCKETS_S, registry)
-        self._prefill = _histogram("prefill_seconds", "One successful prefill leg.", TTFT_BUCKETS_S, registry)
-        self._blocks = _histogram("handoff_blocks", "KV blocks of one request's handoff.", BLOCK_BUCKETS, registry)
+
+        def histogram(name: str, text: str, bounds: Sequence[float]) -> Histogram:
+            made = Histogram(f"tandem_router_{name}", text, bounds)
+            registry.register(made)
+            return made
+
+        self._ttft = histogram("ttft_seconds", "Arrival to first byte of a good answer.", TTFT_BUCKETS_S)
+        self._e2e = histogram("e2e_seconds", "Arrival to last byte of a good answer.", E2E_BUCKETS_S)
+        self.observe_itl = histogram("itl_seconds", "Gap between two pieces of a stream.", ITL_BUCKETS_S).observe
+        """Takes the seconds of one gap."""
+        self._prefill = histogram("prefill_seconds", "One successful prefill leg.", TTFT_BUCKETS_S)
+        self.observe_handoff = histogram(
+            "handoff_seconds", "Prefill's answer to decode's word that it streams.", TTFT_BUCKETS_S
+        ).observe
+        self.observe_first_decode = histogram(
+            "first_decode_seconds", "Asking decode for a stream to its first bytes.", TTFT_BUCKETS_S
+        ).observe
+        self._blocks = histogram("handoff_blocks", "KV blocks of one request's handoff.", BLOCK_BUCKETS)
         self._releases = Counter("tandem_router_releases", "Handoffs given back unread.", ["reason"], registry=registry)
         self._release_failures = Counter(
             "tandem_router_release_failures", "Releases that no attempt got through.", registry=registry
@@ -78,8 +93,8 @@ class RouterMetrics:
             registry=registry,
         )
         self._retries = Counter("tandem_router_retries", "Second attempts.", ["leg"], registry=registry)
-        queue_waits = _histogram(
-            "queue_wait_seconds", "One wait for room on a role's workers, if there was any.", TTFT_BUCKETS_S, registry
+        queue_waits = histogram(
+            "queue_wait_seconds", "One wait for room on a role's workers, if there was any.", TTFT_BUCKETS_S
         )
         self.lifecycle = LifecycleMetrics(
             registry, paths=self._paths, observe_queue_wait=queue_waits.observe, workers=workers
@@ -93,7 +108,7 @@ class RouterMetrics:
             self._refused.labels(reason or OTHER_REASON)
 
     def count_path(self, route: Route, reason: str) -> None:
-        self._child(self._paths, route, reason).inc()
+        self._paths.add(route, reason)
 
     def count_release(self, reason: str) -> None:
         self._releases.labels(reason).inc()
@@ -117,7 +132,7 @@ class RouterMetrics:
     def observe_request(self, ctx: RequestContext, end_s: float) -> None:
         """The request is over, whichever way."""
         path = ctx.plan.route if ctx.plan is not None else "none"
-        self._child(self._requests, ctx.endpoint, str(ctx.status), path).inc()
+        self._requests.add(ctx.endpoint, ctx.model, ctx.status, path)
         if ctx.status == CLIENT_LEFT_STATUS:
             self._disconnects.labels(ctx.stage.value).inc()
         is_good = ctx.status == 200 and ctx.stage is Stage.DONE
@@ -127,14 +142,6 @@ class RouterMetrics:
             self._ttft.observe(ctx.first_byte_s - ctx.start_s)
             self._e2e.observe(end_s - ctx.start_s)
 
-    def _child(self, family: Counter, *values: str) -> Counter:
-        """``family.labels(*values)``, looked up once: the library checks and copies the values at each call."""
-        key = (family, values)
-        child = self._children.get(key)
-        if child is None:
-            child = self._children[key] = family.labels(*values)
-        return child
-
     def collect(self) -> Iterable[Metric]:
         """What ``render`` writes, for a sum over several processes."""
         return self._registry.collect()
@@ -142,33 +149,6 @@ class RouterMetrics:
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self._registry)
-
-
-def _histogram(name: str, text: str, buckets: Sequence[float], registry: CollectorRegistry) -> "_Histogram":
-    histogram = _Histogram(f"tandem_router_{name}", text, buckets)
-    registry.register(histogram)
-    return histogram
-
-
-class _Histogram(Collector):
-    """A histogram for one thread. The library's compares with each bucket in turn, under a lock: ten times the cost."""
-
-    def __init__(self, name: str, text: str, buckets: Sequence[float]) -> None:
-        self._name, self._text, self._bounds = name, text, buckets
-        self._counts = [0] * (len(buckets) + 1)
-        self._sum = 0.0
-
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self._sum += value
-
-    def describe(self) -> Iterable[Metric]:
-        return [HistogramMetricFamily(self._name, self._text)]
-
-    def collect(self) -> Iterable[Metric]:
-        bounds = [*(str(float(bound)) for bound in self._bounds), "+Inf"]
-        buckets = list(zip(bounds, accumulate(self._counts), strict=True))
-        yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=self._sum)
 
 
 class _KeyCollector(Collector):
@@ -191,7 +171,19 @@ class _KeyCollector(Collector):
         )
         for name, number in self._usage.in_flight():
             in_flight.add_metric([name], number)
-        return requests, in_flight
+        tokens = CounterMetricFamily(
+            "tandem_router_key_tokens", "Tokens of good answers, by API key.", labels=["key", "kind"]
+        )
+        for name, kind, number in self._usage.tokens():
+            tokens.add_metric([name, kind], number)
+        without = CounterMetricFamily(
+            "tandem_router_key_requests_without_usage",
+            "Good answers that did not say how many tokens they took, by API key.",
+            labels=["key"],
+        )
+        for name, number in self._usage.without_usage():
+            without.add_metric([name], number)
+        return requests, in_flight, tokens, without
 
 
 class _WorkerCollector(Collector):

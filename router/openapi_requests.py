@@ -32,6 +32,13 @@ HEADERS: list[dict[str, Any]] = [
         "description": "Seconds that the whole request may take; the operator may have set less.",
         "schema": {"type": "number", "exclusiveMinimum": 0},
     },
+    {
+        "name": "traceparent",
+        "in": "header",
+        "required": False,
+        "description": "W3C trace context, with `tracestate`; goes on to the workers if it is valid.",
+        "schema": {"type": "string"},
+    },
 ]
 
 _MODEL: dict[str, Any] = {"type": ["string", "null"], "minLength": 1}

@@ -53,7 +53,7 @@ class PassThrough:
         # Seldom and of any size: never worth holding up the other clients' streams.
         ctx.body, plan = await asyncio.to_thread(read_body, ctx.endpoint, ctx.raw)
         ctx.plan = plan
-        check_model(self._registry.pools().models, ctx.endpoint, plan)
+        ctx.model = check_model(self._registry.pools().models, ctx.endpoint, plan)
         self._metrics.count_path(plan.route, plan.reason)
         self._retries.num_requests += 1
         ctx.prefill_tokens, _ = estimate_tokens(len(ctx.raw), plan)
@@ -64,7 +64,7 @@ class PassThrough:
             try:
                 await self._ask(ctx, worker, reply)
             except ServingError as error:
-                error.request_id = ctx.request_id
+                ctx.note_failure(error)
                 if isinstance(error, WorkerUnreachable):
                     self._registry.suspect(worker)
                 if isinstance(error, WORKER_FAULTS):

@@ -120,7 +120,7 @@ class Pipeline:
             # Seconds of work for the largest bodies, which the other clients' streams must not wait for.
             ctx.body, plan = await asyncio.to_thread(read_body, ctx.endpoint, ctx.raw)
         ctx.plan = plan
-        check_model(self._registry.pools().models, ctx.endpoint, plan)
+        ctx.model = check_model(self._registry.pools().models, ctx.endpoint, plan)
         self._retries.num_requests += 1
         ctx.prefill_tokens, ctx.decode_tokens = estimate_tokens(len(ctx.raw), plan)
         return plan
@@ -201,11 +201,16 @@ class Pipeline:
 
     async def _stream(self, ctx: RequestContext, worker: Worker, reply: Reply) -> None:
         async with self._legs.decode_stream(ctx, worker) as stream:
+            if ctx.handoff_json is not None:
+                self._metrics.observe_handoff(self._clock() - ctx.entered_s)
             first = await check_decode(stream, worker)
             if worker.num_failures:
                 self._breakers.end_probe(worker)
-            ctx.enter(Stage.RELAY, self._clock())
-            await relay(stream, reply, first, ctx.endpoint.stream_ends)
+            now_s = self._clock()
+            self._metrics.observe_first_decode(now_s - ctx.entered_s)
+            ctx.enter(Stage.RELAY, now_s)
+            on_gap = self._metrics.observe_itl
+            await relay(stream, reply, first, ctx.endpoint.stream_ends, clock=self._clock, on_gap=on_gap)
 
     def _release(self, ctx: RequestContext, prefill: Worker, handoff_id: str, error: BaseException) -> None:
         """This attempt's handoff will not be read."""
@@ -226,7 +231,7 @@ class Pipeline:
         self._releaser.release(release, _release_reason(ctx, error), look_again=is_in_prefill)
 
     def _note_failure(self, ctx: RequestContext, error: ServingError) -> None:
-        error.request_id, error.stage = ctx.request_id, error.stage or ctx.stage.value
+        ctx.note_failure(error)
         worker = ctx.prefill if ctx.stage is Stage.PREFILL else ctx.decode
         if worker is not None and isinstance(error, WorkerUnreachable):
             self._registry.suspect(worker)

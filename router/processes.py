@@ -20,7 +20,7 @@ from router.worker_news import TellingRegistry
 
 # A report takes a child a few milliseconds; one that takes longer than this hangs, and a scrape must not.
 REPORT_TIMEOUT_S = 1.0
-# Beyond all limits that a child keeps by itself when it ends.
+# Beyond the limits of requests and releases: for the last spans, the last report and the interpreter's own end.
 KILL_MARGIN_S = 5.0
 
 logger = logging.getLogger(__name__)

@@ -3,30 +3,35 @@
 from collections.abc import Mapping
 from typing import Any
 
-from router.context import Endpoint, Plan
+from router.context import NO_MODEL, Endpoint, Plan
 from router.workers import Worker
 from wire.errors import BadRequest, NotFound
 
 
-def check_model(served: Mapping[str, Worker], endpoint: Endpoint, plan: Plan) -> None:
-    """Whether a usable worker serves the model and has room for the answer; with no worker at all, that is said later.
+def check_model(served: Mapping[str, Worker], endpoint: Endpoint, plan: Plan) -> str:
+    """The model's name, after a look whether a usable worker serves it and has room for the answer.
+
+    "none" with no worker at all, which is said later. Without a name in the request it is that of one served model.
 
     Raises: NotFound, BadRequest.
     """
     if not served:
-        return
-    if plan.model is not None and plan.model not in served:
-        raise unknown_model(plan.model)
-    if plan.max_tokens is None:
-        return
-    candidates = served.values() if plan.model is None else [served[plan.model]]
-    limits = [worker.max_model_len for worker in candidates]
-    if all(limit is not None and plan.max_tokens > limit for limit in limits):
+        return NO_MODEL
+    name = plan.model
+    if name is None:
+        name = next(iter(served))
+        limits = [worker.max_model_len for worker in served.values()]
+    elif name in served:
+        limits = [served[name].max_model_len]
+    else:
+        raise unknown_model(name)
+    if plan.max_tokens is not None and all(limit is not None and plan.max_tokens > limit for limit in limits):
         # Decode would refuse it too, but only after the prompt was computed.
         field = "max_tokens" if endpoint.prefill is None else endpoint.prefill.limit_field
         raise BadRequest(
             f"{field}={plan.max_tokens} is more than the model's context of {limits[0]} tokens.", param=field
         )
+    return name
 
 
 def unknown_model(name: str) -> NotFound:

@@ -8,7 +8,7 @@ Leaving ``stream`` early, by an exception or a cancellation, closes the connecti
 The client itself is ``router.http1_client``.
 """
 
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple, Protocol
 
@@ -70,6 +70,15 @@ class WorkerStream(Protocol):
         """What has come of the body since the last call, at least a byte; empty at its end.
 
         Raises: WorkerBroken, WorkerTimeout.
+        """
+        ...
+
+    def pump(self, feed: Callable[[bytes], bool]) -> Awaitable[bool]:
+        """Hand each piece of the body to ``feed`` as it comes, without waking a task for it.
+
+        True: ``feed`` returned False, by which it asks for a pause; call this again. False: the body has ended.
+
+        Raises: WorkerBroken, WorkerTimeout, and what ``feed`` raises; the connection is closed then.
         """
         ...
 

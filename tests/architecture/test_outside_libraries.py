@@ -14,6 +14,7 @@ SPEAKERS = {
         "*/metrics.py",
         "router/lifecycle_metrics.py",
         "router/process_metrics.py",
+        "router/metric_kinds.py",
         "vllm_engine/handoff_guard.py",
         "vllm_engine/state.py",  # reads the engine's own counters for the heartbeat
         "bench/*",
@@ -45,6 +46,7 @@ SPEAKERS = {
     ],
     "uvicorn": ["router/serving.py", "router/client_protocol.py", "router/client_cycle.py", "bench/*"],
     "uvloop": ["router/serving.py", "vllm_engine/server.py", "bench/router/engines.py", "bench/router/run.py"],
+    "opentelemetry": ["router/tracing.py"],
     "fastapi": ["router/*", "vllm_engine/*", "bench/*"],
     "yaml": ["router/config.py", "deploy/spec_file.py", "bench/*"],
 }

@@ -1,18 +1,20 @@
 """A router over real HTTP with two fake workers of each role, registered by heartbeat."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import pytest
+import uvicorn
 
 from router.app import RouterParts, build_parts
 from router.config import RouterConfig
 from tests.integration.router.api_answers import MODEL
 from tests.integration.router.fake_workers import FakeDecode, FakePrefill, FakeWorker
-from tests.integration.router.serving import eventually, served_all, served_router
+from tests.integration.router.serving import QuickAsyncio, eventually, served, served_all, served_router
+from tests.integration.router.trace_collector import Collector
 from wire.worker import HeartbeatReply, WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus
 
 TOKEN = "cluster-token"
@@ -21,6 +23,13 @@ TEXT: dict[str, Any] = {"model": MODEL, "prompt": "hi"}
 BOTH_APIS = pytest.mark.parametrize(
     ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", TEXT)], ids=["chat", "completions"]
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_end_at_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.server, "asyncio", QuickAsyncio("asyncio"))
+        yield
 
 
 @dataclass
@@ -110,6 +119,16 @@ def cluster_headers() -> dict[str, str]:
 def settings() -> dict[str, Any]:
     """Settings of the router; a test module may override this fixture."""
     return {}
+
+
+@pytest.fixture
+async def collector(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Collector]:
+    """A collector of traces, to which a router that is made from now on sends them soon."""
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "20")
+    collector = Collector()
+    async with served(collector.app()) as url:
+        collector.url = url
+        yield collector
 
 
 @pytest.fixture

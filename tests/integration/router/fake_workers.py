@@ -231,6 +231,8 @@ class FakeDecode(FakeWorker):
     whole: bytes = b'{"id":"c", "choices":[{"message":{"content":"H\\u00e9llo"}}], "usage":{"b":1.0,"a":2}}'
     answers: dict[str, Answer] = field(default_factory=lambda: dict(DEFAULTS))
     """By path; those without one get ``pieces`` or ``whole``."""
+    gap_s: float = 0.0
+    """Between two pieces."""
     num_reads: int = 0
     num_started: int = 0
 
@@ -248,6 +250,8 @@ class FakeDecode(FakeWorker):
         if fault == "no_done":
             pieces.pop()
         for index, piece in enumerate(pieces):
+            if index and self.gap_s:
+                await asyncio.sleep(self.gap_s)
             data = piece[:20] if fault == "break_in_event" and index == 1 else piece
             await send({"type": "http.response.body", "body": data, "more_body": True})
             if (fault == "break_midway" and index == 0) or (fault == "break_in_event" and index == 1):

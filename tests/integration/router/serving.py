@@ -6,6 +6,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from types import ModuleType
 from typing import Any
 
 import uvicorn
@@ -13,8 +14,21 @@ import uvicorn
 from router.app import RouterParts, create_app
 from router.serving import listen, server_of
 
+# uvicorn looks every tenth of a second whether it may end. A thousand tests would wait for minutes.
+TICK_S = 0.005
 # Generous: the machine may be busy; the wait ends as soon as the condition holds.
 SOON_S = 15.0
+
+
+class QuickAsyncio(ModuleType):
+    """asyncio as uvicorn's servers see it in these tests, where none of their short sleeps takes long."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, TICK_S))
 
 
 class QuietServer(uvicorn.Server):

@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 
+from tests.integration.router.api_answers import MODEL
 from tests.integration.router.conftest import TEXT
 from tests.integration.router.fake_workers import FakeDecode, FakePrefill
 from tests.integration.router.processes import START_LIMIT_S, heartbeat, port_of, router_process
@@ -20,7 +21,7 @@ NUM_PROCESSES = 2
 NUM_REQUESTS = 32
 PROCESS_CHARS = 16
 ANSWERING, MISSING = (f'tandem_router_processes{{state="{state}"}}' for state in ("answering", "missing"))
-GOOD = 'tandem_router_requests_total{code="200",endpoint="completions",path="prefill_decode"}'
+GOOD = f'tandem_router_requests_total{{code="200",endpoint="completions",model="{MODEL}",path="prefill_decode"}}'
 IN_FLIGHT = "tandem_router_requests_in_flight"
 
 

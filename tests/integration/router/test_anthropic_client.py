@@ -41,6 +41,14 @@ async def test_a_message_is_read_whole_and_streamed(claude: AsyncAnthropic) -> N
     assert (events[0].type, events[-1].type) == ("message_start", "message_stop")
 
 
+async def test_the_client_knows_the_requests_id(cluster: Cluster, claude: AsyncAnthropic) -> None:
+    answer = await claude.messages.create(**BODY, extra_headers={"x-request-id": "mine-7"})
+    assert answer._request_id == "mine-7"
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await claude.messages.create(**BODY | {"max_tokens": 0}, extra_headers={"x-request-id": "mine-8"})
+    assert refused.value.request_id == "mine-8"
+
+
 async def test_the_stream_helper_gathers_the_message(claude: AsyncAnthropic) -> None:
     async with claude.messages.stream(**BODY) as stream:
         deltas = [text async for text in stream.text_stream]

@@ -105,5 +105,5 @@ async def test_errors_carry_the_request_id(cluster: Cluster) -> None:
 
 async def test_a_refusal_is_counted_by_its_code(cluster: Cluster) -> None:
     await cluster.http.post("/v1/completions", content=b"{")
-    counted = 'tandem_router_requests_total{code="400",endpoint="completions",path="none"}'
+    counted = 'tandem_router_requests_total{code="400",endpoint="completions",model="none",path="none"}'
     assert await cluster.metric(counted) == 1

@@ -96,3 +96,33 @@ async def test_without_a_key_nothing_is_counted_for_anyone(cluster: Cluster) -> 
     assert (await cluster.http.post("/v1/completions", json=TEXT)).status_code == 401
     lines = (await cluster.http.get("/metrics")).text.splitlines()
     assert [line for line in lines if line.startswith("tandem_router_key_requests") and not line.endswith(" 0.0")] == []
+
+
+async def tokens(cluster: Cluster, name: str) -> list[float]:
+    return [
+        await cluster.metric(f'tandem_router_key_tokens_total{{key="{name}",kind="{kind}"}}')
+        for kind in ("prompt", "output")
+    ]
+
+
+async def test_tokens_are_counted_from_the_end_of_whole_answers_and_streams(cluster: Cluster) -> None:
+    assert await tokens(cluster, "alice") == [0, 0]
+    for decode in cluster.decodes:
+        decode.whole = b'{"choices":[{"text":"a \\"usage\\":{}"}],"usage":{"prompt_tokens":30,"completion_tokens":4}}'
+        decode.pieces[1] = b'data: {"choices":[],"usage":{"prompt_tokens":30,"completion_tokens":5}}\n\n'
+    await cluster.http.post("/v1/completions", json=TEXT, headers=ALICE)
+    assert await tokens(cluster, "alice") == [30, 4]
+    await cluster.http.post("/v1/completions", json=TEXT | {"stream": True}, headers=ALICES_OTHER)
+    assert await tokens(cluster, "alice") == [60, 9]
+    assert await tokens(cluster, "bob") == [0, 0]
+
+
+async def test_a_stream_that_says_no_tokens_is_counted_as_that(cluster: Cluster) -> None:
+    counted_without = 'tandem_router_key_requests_without_usage_total{key="bob"}'
+    assert await cluster.metric(counted_without) == 0
+    for decode in cluster.decodes:
+        decode.pieces = [b'data: {"choices":[{"text":"a"}]}\n\n', b"data: [DONE]\n\n"]
+    await cluster.http.post("/v1/completions", json=TEXT | {"stream": True}, headers=BOB)
+    assert await cluster.metric(counted_without) == 1
+    await cluster.http.post("/v1/completions", json=TEXT | {"n": 0}, headers=BOB)
+    assert await cluster.metric(counted_without) == 1

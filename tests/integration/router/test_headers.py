@@ -12,6 +12,7 @@ from wire.errors import UpstreamError
 SEEN_BY_WORKERS = {
     *("host", "accept-encoding", "user-agent", "content-type", "authorization", "content-length", "x-request-id"),
 }
+OF_A_TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1,b=2"}
 # Everything that a client could try to reach a worker with, or that something on its way may add.
 OF_A_CLIENT = {
     "authorization": "Bearer client-key",
@@ -27,7 +28,9 @@ OF_A_CLIENT = {
     "x-forwarded-for": "10.0.0.1",
     "x-real-ip": "10.0.0.1",
     "forwarded": "for=10.0.0.1",
-    "traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+    "traceparent": "00-0AF7651916CD43DD8448EB211C80319C-b7ad6b7169203331-01",
+    "tracestate": "a=1",
+    "baggage": "a=1",
     "x-data-parallel-rank": "1",
     "x-tandem-timing": "0",
     "x-tandem-handoff-refused": "expired",
@@ -94,6 +97,17 @@ async def test_workers_see_headers_of_the_routers_own_and_the_request_id(
         assert headers["x-request-id"] == "mine-1"
 
 
+@pytest.mark.parametrize("body", [TEXT, TEXT | {"stream": True}])
+async def test_both_legs_see_a_valid_trace_context_as_the_client_sent_it(
+    cluster: Cluster, seen: Seen, body: dict[str, Any]
+) -> None:
+    assert (await cluster.http.post("/v1/completions", json=body, headers=OF_A_CLIENT | OF_A_TRACE)).status_code == 200
+    assert len(seen) == 2
+    for _, headers in seen:
+        assert headers.keys() == SEEN_BY_WORKERS | OF_A_TRACE.keys()
+        assert OF_A_TRACE.items() <= headers.items()
+
+
 @pytest.mark.parametrize(("body", "length"), [(TEXT, "content-length"), (TEXT | {"stream": True}, "transfer-encoding")])
 async def test_a_client_sees_the_allowed_headers_of_a_worker_and_the_routers_own(
     cluster: Cluster, body: dict[str, Any], length: str
@@ -124,7 +138,7 @@ async def test_an_error_of_the_router_names_no_worker_in_its_headers(cluster: Cl
 async def test_a_release_carries_no_header_of_the_client(cluster: Cluster, seen: Seen) -> None:
     for decode in cluster.decodes:
         decode.faults.append(400)
-    await cluster.http.post("/v1/completions", json=TEXT, headers=OF_A_CLIENT)
+    await cluster.http.post("/v1/completions", json=TEXT, headers=OF_A_CLIENT | OF_A_TRACE)
     await cluster.check_nothing_left()
     [headers] = [headers for path, headers in seen if path == "/tandem/release"]
     assert headers.keys() == SEEN_BY_WORKERS - {"x-request-id"}

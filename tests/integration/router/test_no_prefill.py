@@ -56,7 +56,7 @@ class TestDecodeOnly:
         assert [json.loads(raw) for raw in cluster.decode.bodies] == [body]
         assert await cluster.metric(PATH % "no_prefill") == 1
         assert await cluster.metric('tandem_router_path_total{path="prefill_decode",reason="handoff"}') == 0
-        counted = 'tandem_router_requests_total{code="200",endpoint="completions",path="decode_only"}'
+        counted = 'tandem_router_requests_total{code="200",endpoint="completions",model="nano",path="decode_only"}'
         assert await cluster.metric(counted) == 1
 
     async def test_with_prefill_it_is_used(self, cluster: Cluster) -> None:

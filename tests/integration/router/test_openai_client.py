@@ -157,7 +157,7 @@ async def test_a_workers_429_is_tried_again_until_it_is_served(cluster: Cluster,
 
 
 def _requests(code: int) -> str:
-    return f'tandem_router_requests_total{{code="{code}",endpoint="responses",path="prefill_decode"}}'
+    return f'tandem_router_requests_total{{code="{code}",endpoint="responses",model="nano",path="prefill_decode"}}'
 
 
 async def test_a_429_that_stays_is_a_rate_limit_error_with_the_workers_retry_after(

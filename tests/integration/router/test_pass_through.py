@@ -29,7 +29,7 @@ async def test_a_prefill_worker_answers_the_clients_own_bytes(cluster: Cluster, 
     assert cluster.granted == []
     assert cluster.prefill.headers[0]["x-request-id"] == answer.headers["x-request-id"] == "mine-1"
     assert await cluster.metric('tandem_router_path_total{path="one_worker",reason="pass_through"}') == 1
-    counted = f'tandem_router_requests_total{{code="200",endpoint="{LABELS[path]}",path="one_worker"}}'
+    counted = f'tandem_router_requests_total{{code="200",endpoint="{LABELS[path]}",model="nano",path="one_worker"}}'
     assert await cluster.metric(counted) == 1
 
 

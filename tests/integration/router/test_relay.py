@@ -162,12 +162,30 @@ async def test_the_openai_client_reads_answers_and_streams(cluster: Cluster) -> 
 
 async def test_a_request_is_measured(cluster: Cluster) -> None:
     await cluster.http.post("/v1/completions", json=TEXT)
-    counted = 'tandem_router_requests_total{code="200",endpoint="completions",path="prefill_decode"}'
+    counted = 'tandem_router_requests_total{code="200",endpoint="completions",model="nano",path="prefill_decode"}'
     assert await cluster.metric(counted) == 1
     assert await cluster.metric('tandem_router_path_total{path="prefill_decode",reason="handoff"}') == 1
     for name in ("ttft_seconds", "e2e_seconds", "prefill_seconds", "handoff_blocks"):
         assert await cluster.metric(f"tandem_router_{name}_count") == 1
     assert await cluster.metric("tandem_router_handoff_blocks_sum") == 3
+
+
+async def test_a_stream_is_measured_by_its_steps(cluster: Cluster) -> None:
+    await cluster.http.post("/v1/completions", json=TEXT | {"stream": True})
+    for name in ("ttft_seconds", "handoff_seconds", "first_decode_seconds"):
+        assert await cluster.metric(f"tandem_router_{name}_count") == 1
+    # At most one gap before each token's event but the first; the end is none.
+    assert 0 <= await cluster.metric("tandem_router_itl_seconds_count") < len(cluster.decode.pieces) - 1
+
+
+async def test_gaps_between_tokens_are_measured(cluster: Cluster) -> None:
+    for decode in cluster.decodes:
+        decode.gap_s = 0.06
+    await cluster.http.post("/v1/completions", json=TEXT | {"stream": True})
+    num_gaps = len(cluster.decode.pieces) - 2
+    assert await cluster.metric("tandem_router_itl_seconds_count") == num_gaps
+    assert await cluster.metric('tandem_router_itl_seconds_bucket{le="0.05"}') == 0
+    assert await cluster.metric("tandem_router_itl_seconds_sum") >= 0.05 * num_gaps
 
 
 async def test_no_prompt_is_logged(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:

@@ -33,6 +33,7 @@ def test_command_line_beats_environment_beats_file(tmp_path: Path) -> None:
 def test_every_field_can_be_set_by_environment(name: str) -> None:
     value = {"host": "::1", "policy": "round_robin", "prefill": "http://a:1", "decode": "http://a:2"}.get(name, "7")
     value = {"log_level": "debug", "no_prefill": "decode_only", "retry_ratio": "0.5"}.get(name, value)
+    value = "http://a:4318" if name == "otlp_traces_endpoint" else value
     value = "queue_depth" if name in ("prefill_policy", "decode_policy") else value
     beside = {"tls_cert_file": "tls_key_file", "tls_key_file": "tls_cert_file", "max_in_flight_per_key": "api_keys"}
     others = {f"TANDEM_ROUTER_{beside[name].upper()}": "x"} if name in beside else {}
@@ -54,6 +55,19 @@ def test_lists_are_comma_separated_in_environment_and_real_lists_in_files(tmp_pa
     config = load_config(environ={"TANDEM_ROUTER_PREFILL": "http://a:1/, http://b:2"})
     assert config.prefill == ("http://a:1", "http://b:2")
     assert load_config(file=write(tmp_path, "prefill: [http://a:1, http://b:2]"), environ={}).prefill == config.prefill
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("http://a:4318", "http://a:4318/v1/traces"),
+        ("https://a/", "https://a/v1/traces"),
+        ("http://a:4318/v1/traces", "http://a:4318/v1/traces"),
+        ("http://a/tenant/otlp", "http://a/tenant/otlp"),
+    ],
+)
+def test_a_collector_without_a_path_gets_otlps_own(given: str, used: str) -> None:
+    assert load_config(environ={}, overrides={"otlp_traces_endpoint": given}).otlp_traces_endpoint == used
 
 
 def test_json_is_a_config_file_too(tmp_path: Path) -> None:
@@ -93,6 +107,8 @@ def test_json_is_a_config_file_too(tmp_path: Path) -> None:
         ("breaker_max_open_s: 1e9", "breaker_max_open_s"),
         ("processes: 0", "processes"),
         ("processes: 257", "processes"),
+        ("otlp_traces_endpoint: collector:4317", "otlp_traces_endpoint"),
+        ("otlp_traces_endpoint: http://user:pass@collector", "otlp_traces_endpoint"),
     ],
 )
 def test_a_wrong_key_or_value_in_a_file_is_named(tmp_path: Path, text: str, key: str) -> None:

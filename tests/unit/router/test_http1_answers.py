@@ -2,7 +2,7 @@
 
 import pytest
 
-from router.http1_connection import MAX_HEAD_BYTES
+from router.http1_answer import MAX_HEAD_BYTES
 from router.worker_client import WorkerBroken
 from tests.unit.router.raw_server import (
     CHUNKED_HEAD,

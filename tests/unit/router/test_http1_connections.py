@@ -6,8 +6,8 @@ import tracemalloc
 
 import pytest
 
+from router.http1_answer import MAX_BUFFERED_BYTES
 from router.http1_client import Http1WorkerClient
-from router.http1_connection import MAX_BUFFERED_BYTES
 from router.worker_client import WorkerBroken, WorkerTimeout, WorkerUnreachable
 from tests.unit.router.raw_server import (
     CHUNKED_HEAD,
