@@ -3,18 +3,16 @@
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from random import Random
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import JSONResponse
-from starlette.exceptions import HTTPException
 from starlette.routing import Route as AsgiRoute
 from starlette.types import Receive, Scope, Send
 
@@ -23,7 +21,8 @@ from router.client_routes import client_routes
 from router.config import RouterConfig
 from router.context import Endpoint
 from router.control import control_router
-from router.error_shapes import OPENAI_ERRORS
+from router.control_view import ControlView
+from router.error_answers import add_error_handlers
 from router.generate import ActiveRequests, GenerateEndpoint
 from router.health import HealthProber
 from router.http1_client import Http1WorkerClient
@@ -40,11 +39,10 @@ from router.select import make_selector, make_selectors
 from router.tls import worker_context
 from router.trace_context import Tracer, make_tracer
 from router.worker_client import WorkerClient
-from wire.errors import BadRequest, MethodNotAllowed, NotFound, ServingError
+from router.workers import Worker
 from wire.worker import WorkerRole
 
 VERSION = "0.1.0"
-_SHAPES = {endpoint.url_path: endpoint.errors for endpoint in Endpoint}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +78,21 @@ def build_parts(
     clock: Callable[[], float] = time.monotonic,
     new_handoff_id: Callable[[], str] | None = None,
     random: Random | None = None,
+    registry: WorkerRegistry | None = None,
+    shown_workers: Callable[[], Sequence[Worker]] | None = None,
 ) -> RouterParts:
     """Wire the parts of a router; nothing runs yet.
+
+    Args:
+        shown_workers: those that the metrics show; None: all of the registry.
 
     Raises:
         ConfigError: a file or a library that the configuration names can't be used.
     """
     client = client or Http1WorkerClient(connect_timeout_s=config.connect_timeout_s, ssl_context=worker_context(config))
-    registry = WorkerRegistry(ttl_s=config.heartbeat_ttl_s, clock=clock)
+    registry = registry or WorkerRegistry(ttl_s=config.heartbeat_ttl_s, clock=clock)
     active, usage = ActiveRequests(), KeyUsage(config.max_in_flight_per_key)
-    metrics = RouterMetrics(registry.workers, lambda: active.num, usage)
+    metrics = RouterMetrics(shown_workers or registry.workers, lambda: active.num, usage)
     headers = worker_headers(config.cluster_token)
     releaser = Releaser(client=client, metrics=metrics, headers=headers, timeout_s=config.release_timeout_s)
     legs, random = Legs(client=client, config=config), random or Random()
@@ -165,25 +168,35 @@ def create_app(parts: RouterParts) -> FastAPI:
     app = RouterApp(
         title="tandem router", version=VERSION, lifespan=_lifespan(parts), redoc_url=None, redirect_slashes=False
     )
-    _add_error_handlers(app)
+    add_error_handlers(app)
     _add_generating_routes(app, parts)
-    _add_state_routes(app, parts)
+    view = ControlView(parts.metrics.render)
+    _add_state_routes(app, parts, view)
     app.include_router(client_routes(registry=parts.registry, auth=parts.auth))
     if parts.config.metrics_port is None:
-        _add_control_routes(app, parts)
+        _add_control_routes(app, parts, view)
     _set_page(app, Endpoint)
     return app
 
 
-def create_control_app(parts: RouterParts) -> FastAPI:
-    """Metrics, state and the routes that workers call, for a port of their own; the other application's lifespan rules.
+def create_control_app(parts: RouterParts, view: ControlView | None = None) -> FastAPI:
+    """Metrics, state and the routes that workers call, for a port of their own. Nothing that a client calls is here.
 
-    Nothing that a client calls is here.
+    Args:
+        view: of a process that serves nothing else, and so has this application's lifespan; None: it serves the other
+            application too, whose lifespan rules.
     """
-    app = FastAPI(title="tandem router: control", version=VERSION, redoc_url=None, redirect_slashes=False)
-    _add_error_handlers(app)
-    _add_state_routes(app, parts)
-    _add_control_routes(app, parts)
+    app = FastAPI(
+        title="tandem router: control",
+        version=VERSION,
+        lifespan=None if view is None else _lifespan(parts),
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    view = view or ControlView(parts.metrics.render)
+    add_error_handlers(app)
+    _add_state_routes(app, parts, view)
+    _add_control_routes(app, parts, view)
     _set_page(app, ())
     return app
 
@@ -241,7 +254,7 @@ def _set_page(app: FastAPI, endpoints: Iterable[Endpoint]) -> None:
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _add_state_routes(app: FastAPI, parts: RouterParts) -> None:
+def _add_state_routes(app: FastAPI, parts: RouterParts, view: ControlView) -> None:
     @app.get("/health", tags=["state"])
     async def health() -> Response:
         """The process is alive."""
@@ -255,45 +268,17 @@ def _add_state_routes(app: FastAPI, parts: RouterParts) -> None:
         that was asked to stop is not ready, whatever workers it has.
         """
         missing = parts.registry.pools().missing_roles()
-        is_ready = not parts.lifecycle.drain.is_on and parts.lifecycle.fallback.can_serve(missing)
+        can_serve = view.is_serving() and parts.lifecycle.fallback.can_serve(missing)
+        is_ready = can_serve and not parts.lifecycle.drain.is_on
         return JSONResponse({"ready": is_ready, "missing": missing}, status_code=200 if is_ready else 503)
 
 
-def _add_control_routes(app: FastAPI, parts: RouterParts) -> None:
+def _add_control_routes(app: FastAPI, parts: RouterParts, view: ControlView) -> None:
     @app.get("/metrics", tags=["state"])
     async def metrics() -> Response:
         """Prometheus exposition text."""
-        return Response(parts.metrics.render(), media_type=METRICS_CONTENT_TYPE)
+        await view.gather()
+        return Response(view.render(), media_type=METRICS_CONTENT_TYPE)
 
     cluster_auth = ClusterAuth(parts.config.cluster_token, is_loopback=parts.config.is_loopback)
-    app.include_router(control_router(registry=parts.registry, auth=cluster_auth))
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    async def on_serving_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, ServingError)
-        return _error_response(request, error)
-
-    async def on_validation_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, RequestValidationError)
-        fault = error.errors()[0]
-        where = ".".join(str(part) for part in fault["loc"] if part != "body")
-        return _error_response(request, BadRequest(f"{where or 'body'}: {fault['msg']}", param=where or None))
-
-    async def on_http_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        kind = {404: NotFound, 405: MethodNotAllowed}.get(error.status_code, BadRequest)
-        return _error_response(request, kind(str(error.detail)), error.headers)
-
-    async def on_fault(request: Request, error: Exception) -> Response:
-        return _error_response(request, ServingError("Internal error."))
-
-    app.add_exception_handler(ServingError, on_serving_error)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
-    app.add_exception_handler(HTTPException, on_http_error)
-    app.add_exception_handler(Exception, on_fault)
-
-
-def _error_response(request: Request, error: ServingError, headers: Mapping[str, str] | None = None) -> Response:
-    shape = _SHAPES.get(request.url.path, OPENAI_ERRORS)
-    return Response(shape.whole(error), error.status, headers, media_type="application/json")
+    app.include_router(control_router(registry=parts.registry, auth=cluster_auth, gather=view.gather))

@@ -86,6 +86,9 @@ class RouterConfig(BaseModel):
     metrics_port: int | None = Field(
         default=None, ge=1, le=65535, description="port of /metrics and of the control routes; none: that of the API"
     )
+    processes: int = Field(
+        default=1, ge=1, le=256, description="that share the API's port; more than 1 need a metrics_port"
+    )
     prefill: WorkerUrls = Field(default=(), description="static prefill workers' base URLs")
     decode: WorkerUrls = Field(default=(), description="static decode workers' base URLs")
     policy: PolicyName = Field(default="least_loaded", description="how a worker is picked among the usable ones")
@@ -151,6 +154,14 @@ class RouterConfig(BaseModel):
         if metrics_port is not None and metrics_port == info.data.get("port"):
             raise ValueError("is the same as port; leave it out to serve all on one port")
         return metrics_port
+
+    @field_validator("processes")
+    @classmethod
+    def _has_metrics_port(cls, processes: int, info: ValidationInfo) -> int:
+        # Metrics and heartbeats are of all processes together, so they can't come in where any one of them answers.
+        if processes > 1 and info.data.get("metrics_port", True) is None:
+            raise ValueError("more than 1 need a metrics_port")
+        return processes
 
     @field_validator("prefill", "decode")
     @classmethod

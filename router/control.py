@@ -1,6 +1,7 @@
 """Control routes: workers register here and say how they are."""
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -16,8 +17,12 @@ MISMATCH: dict[int | str, dict[str, Any]] = {409: {"description": "It pairs with
 logger = logging.getLogger(__name__)
 
 
-def control_router(*, registry: WorkerRegistry, auth: ClusterAuth) -> APIRouter:
-    """Routes under ``/internal``; each needs the cluster token."""
+def control_router(*, registry: WorkerRegistry, auth: ClusterAuth, gather: Callable[[], Awaitable[None]]) -> APIRouter:
+    """Routes under ``/internal``; each needs the cluster token.
+
+    Args:
+        gather: awaited before workers are listed, to bring into the registry what other processes have on them.
+    """
 
     async def check_token(request: Request) -> None:
         auth.check(request.headers)
@@ -50,6 +55,7 @@ def control_router(*, registry: WorkerRegistry, auth: ClusterAuth) -> APIRouter:
     @routes.get("/workers")
     async def list_workers() -> dict[str, Any]:
         """Every known worker: registration, status, and what this router has in flight on it."""
+        await gather()
         return {"workers": [_describe(worker) for worker in registry.workers()]}
 
     @routes.delete("/workers/{worker_id}", status_code=204)

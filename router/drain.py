@@ -26,6 +26,8 @@ class Drain:
         self._limit_s, self._num_active, self._clock = limit_s, num_active, clock
         self._end_s = inf
         self.is_on = False
+        self.is_held = False
+        """Others of this router still have requests: while there is time, answer what comes."""
 
     def begin(self) -> None:
         """From now on; may be called from a signal handler, and twice."""
@@ -40,7 +42,7 @@ class Drain:
     @property
     def is_over(self) -> bool:
         """Nothing is left to be finished, or no time for it."""
-        return self.is_on and (self._num_active() == 0 or self._clock() >= self._end_s)
+        return self.is_on and ((self._num_active() == 0 and not self.is_held) or self._clock() >= self._end_s)
 
     @property
     def left_s(self) -> float:

@@ -26,7 +26,9 @@ class PrefillFallback:
     def __init__(self, *, is_allowed: bool, on_survival: Callable[[FallbackReason], None]) -> None:
         self.is_allowed = is_allowed
         self._on_survival = on_survival
-        self._is_without_prefill = self._has_been_whole = False
+        self._is_without_prefill = False
+        self.has_been_whole = False
+        """There has been a usable pair."""
 
     def can_serve(self, missing: Sequence[WorkerRole]) -> bool:
         """Whether the service is ready while workers of these roles are missing.
@@ -34,12 +36,12 @@ class PrefillFallback:
         It begins with a usable pair, also where decode may do without prefill: a deployment that never gets a prefill
         worker must not look well. Once it has begun, it goes on.
         """
-        return not missing or (self.is_allowed and self._has_been_whole and WorkerRole.DECODE not in missing)
+        return not missing or (self.is_allowed and self.has_been_whole and WorkerRole.DECODE not in missing)
 
     def note_pools(self, pools: Pools) -> None:
         """Workers came or went. Logs that prefill is back."""
         is_whole = bool(pools.usable_prefills())
-        self._has_been_whole |= is_whole
+        self.has_been_whole |= is_whole
         if self._is_without_prefill and is_whole:
             self._is_without_prefill = False
             logger.info("a prefill worker is there again: prompts are computed apart from decoding")

@@ -13,9 +13,9 @@ MAX_WAIT_S = 0.2
 MAX_LINES = 256
 
 
-def configure_logging(level: str) -> None:
-    """Make all loggers of this process write here from ``level`` on."""
-    handler = BlockHandler(sys.stderr)
+def configure_logging(level: str, stream: TextIO | None = None) -> None:
+    """Make all loggers of this process write to ``stream``, standard error by default, from ``level`` on."""
+    handler = BlockHandler(stream or sys.stderr)
     handler.setFormatter(SecondsFormatter(LINE))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     # What the format doesn't show and the logging module would look up for each line (its documentation's advice).

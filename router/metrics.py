@@ -142,6 +142,10 @@ class RouterMetrics:
             self._ttft.observe(ctx.first_byte_s - ctx.start_s)
             self._e2e.observe(end_s - ctx.start_s)
 
+    def collect(self) -> Iterable[Metric]:
+        """What ``render`` writes, for a sum over several processes."""
+        return self._registry.collect()
+
     def render(self) -> bytes:
         """The exposition text."""
         return generate_latest(self._registry)

@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from math import ceil
@@ -45,7 +45,12 @@ def serve(config: RouterConfig) -> None:
     parts, tls = build_parts(config), server_context(config)
     api_sockets = listen(config.host, config.port)
     control_sockets = [] if config.metrics_port is None else listen(config.host, config.metrics_port)
-    uvloop.run(_serve(parts, tls, api_sockets, control_sockets))
+    run(_serve(parts, tls, api_sockets, control_sockets))
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """In an event loop of its own."""
+    uvloop.run(main)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -61,7 +66,9 @@ def listen(host: str, port: int) -> list[socket.socket]:
     for family, kind, proto, _, address in dict.fromkeys(found):
         sock = socket.socket(family, kind, proto)
         try:
-            _bind(sock, address)
+            bind(sock, address)
+            # At once, since two sockets may be bound to one port as long as neither listens.
+            sock.listen(BACKLOG)
         except OSError as error:
             sock.close()
             # A name such as localhost may stand for an address of a family that this machine doesn't use.
@@ -76,15 +83,14 @@ def listen(host: str, port: int) -> list[socket.socket]:
     return sockets
 
 
-def _bind(sock: socket.socket, address: Any) -> None:
+def bind(sock: socket.socket, address: Any) -> None:
+    """As a server does that may be started again at once. Raises: OSError."""
     sock.setblocking(False)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if sock.family == socket.AF_INET6:
         # Of one's own, beside the socket of the same port for IPv4.
         sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
     sock.bind(address)
-    # At once, since two sockets may be bound to one port as long as neither listens.
-    sock.listen(BACKLOG)
 
 
 class Server(uvicorn.Server):
@@ -152,13 +158,13 @@ async def _serve(
     config = parts.config
     drain = parts.lifecycle.drain
     api = server_of(create_app(parts), config, tls, shutdown_s=int(config.shutdown_timeout_s), drain=drain)
-    _handle_signals(parts, api)
-    logger.info("the API is served on %s", _urls(api_sockets, tls))
+    handle_signals(parts, api)
+    logger.info("the API is served on %s", urls(names(api_sockets), tls))
     if not control_sockets:
         await api.serve(list(api_sockets))
         return
     control = server_of(create_control_app(parts), config, tls, shutdown_s=CONTROL_SHUTDOWN_S)
-    logger.info("metrics and control routes are served on %s", _urls(control_sockets, tls))
+    logger.info("metrics and control routes are served on %s", urls(names(control_sockets), tls))
     serving_control = asyncio.create_task(control.serve(list(control_sockets)))
     # Should it ever end first: workers that can't be heard are no use to the API.
     serving_control.add_done_callback(lambda _: setattr(api, "should_exit", True))
@@ -171,7 +177,8 @@ async def _serve(
             await serving_control
 
 
-def _handle_signals(parts: RouterParts, api: Server) -> None:
+def handle_signals(parts: RouterParts, api: Server) -> None:
+    """SIGTERM or SIGINT: the first drains, the second cuts; a further SIGINT waits for nothing. SIGHUP: read keys."""
     drain = parts.lifecycle.drain
 
     def stop(number: signal.Signals) -> None:
@@ -190,7 +197,13 @@ def _handle_signals(parts: RouterParts, api: Server) -> None:
         loop.add_signal_handler(signal.SIGHUP, read_keys_again, parts.auth, parts.config)
 
 
-def _urls(sockets: Sequence[socket.socket], tls: ssl.SSLContext | None) -> str:
+def urls(addresses: Sequence[Any], tls: ssl.SSLContext | None) -> str:
+    """Where servers listen, for people."""
     scheme = "http" if tls is None else "https"
-    places = [sock.getsockname()[:2] for sock in sockets]
+    places = [address[:2] for address in addresses]
     return " and ".join([f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in places])
+
+
+def names(sockets: Sequence[socket.socket]) -> list[Any]:
+    """Their addresses, as sockets tell them."""
+    return [sock.getsockname() for sock in sockets]

@@ -13,6 +13,7 @@ SPEAKERS = {
     "prometheus_client": [
         "*/metrics.py",
         "router/lifecycle_metrics.py",
+        "router/process_metrics.py",
         "router/metric_kinds.py",
         "vllm_engine/handoff_guard.py",
         "vllm_engine/state.py",  # reads the engine's own counters for the heartbeat

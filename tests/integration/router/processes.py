@@ -7,10 +7,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from tests.integration.router.api_answers import MODEL
 from tests.integration.router.serving import unused_url
+from wire.worker import WorkerRole
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 START_LIMIT_S = 60.0
@@ -39,6 +42,25 @@ async def started(*arguments: str, **environ: str) -> AsyncIterator[asyncio.subp
         if process.returncode is None:
             process.kill()
         await process.communicate()
+
+
+def heartbeat(role: WorkerRole, url: str, **status: Any) -> dict[str, Any]:
+    """Of a worker that pairs with the one of the other role, as the control routes take it."""
+    registration = {
+        "worker_id": f"{role}-0",
+        "generation": "g1",
+        "role": role,
+        "url": url,
+        "model": MODEL,
+        "max_model_len": 8192,
+        "block_size": 128,
+        "row_bytes": 1000,
+        "engine_id": f"{role}-0",
+        "kv_host": "127.0.0.1",
+        "kv_port": 5600,
+        "fingerprint": {"max_model_len": "8192"},
+    }
+    return {"registration": registration, "status": {"state": "ready", **status}}
 
 
 def port_of(url: str) -> str:

@@ -60,7 +60,8 @@ async def served_all(apps: Sequence[Any]) -> AsyncIterator[list[str]]:
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[str]:
     """The app's base URL while it is served over real HTTP."""
-    sock = socket.socket()
+    # asyncio sets TCP_NODELAY where the protocol says TCP; without, each answer may wait 40 ms for an ACK.
+    sock = socket.socket(proto=socket.IPPROTO_TCP)
     sock.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     config = uvicorn.Config(

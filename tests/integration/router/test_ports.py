@@ -5,16 +5,15 @@ import json
 import signal
 import socket
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from tests.integration.router.api_answers import MODEL
 from tests.integration.router.conftest import TEXT
 from tests.integration.router.fake_workers import FakeDecode, FakePrefill
 from tests.integration.router.processes import (
     START_LIMIT_S,
+    heartbeat,
     is_listening,
     port_of,
     router_process,
@@ -25,24 +24,6 @@ from tests.integration.router.processes import (
 )
 from tests.integration.router.serving import eventually, served, unused_url
 from wire.worker import WorkerRole
-
-
-def heartbeat(role: WorkerRole, url: str, **status: Any) -> dict[str, Any]:
-    registration = {
-        "worker_id": f"{role}-0",
-        "generation": "g1",
-        "role": role,
-        "url": url,
-        "model": MODEL,
-        "max_model_len": 8192,
-        "block_size": 128,
-        "row_bytes": 1000,
-        "engine_id": f"{role}-0",
-        "kv_host": "127.0.0.1",
-        "kv_port": 5600,
-        "fingerprint": {"max_model_len": "8192"},
-    }
-    return {"registration": registration, "status": {"state": "ready", **status}}
 
 
 async def test_flag_beats_variable_beats_file(tmp_path: Path) -> None:

@@ -77,6 +77,12 @@ def test_metrics_and_workers_have_a_port_of_their_own_unless_told_otherwise() ->
     assert made.processes[0].command[-4:] == ("--host", "127.0.0.1", "--port", "8123")
 
 
+def test_the_router_may_be_several_processes_which_have_the_metrics_port_that_they_need() -> None:
+    router = plan(router={"settings": {"processes": 4}}).processes[0]
+    assert router.config["processes"] == 4
+    assert router.config["metrics_port"] == router.listens[1][1]
+
+
 @pytest.mark.parametrize(
     ("environ", "settings"), [({"TANDEM_ROUTER_TLS_CERT_FILE": "c"}, {}), ({}, {"tls_cert_file": "c"})]
 )

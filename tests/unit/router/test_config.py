@@ -37,6 +37,7 @@ def test_every_field_can_be_set_by_environment(name: str) -> None:
     value = "queue_depth" if name in ("prefill_policy", "decode_policy") else value
     beside = {"tls_cert_file": "tls_key_file", "tls_key_file": "tls_cert_file", "max_in_flight_per_key": "api_keys"}
     others = {f"TANDEM_ROUTER_{beside[name].upper()}": "x"} if name in beside else {}
+    others |= {"TANDEM_ROUTER_METRICS_PORT": "9000"} if name == "processes" else {}
     config = load_config(environ={f"TANDEM_ROUTER_{name.upper()}": value} | others)
     assert getattr(config, name) != getattr(RouterConfig(), name)
 
@@ -104,6 +105,8 @@ def test_json_is_a_config_file_too(tmp_path: Path) -> None:
         ("breaker_failures: -1", "breaker_failures"),
         ("breaker_open_s: 0", "breaker_open_s"),
         ("breaker_max_open_s: 1e9", "breaker_max_open_s"),
+        ("processes: 0", "processes"),
+        ("processes: 257", "processes"),
         ("otlp_traces_endpoint: collector:4317", "otlp_traces_endpoint"),
         ("otlp_traces_endpoint: http://user:pass@collector", "otlp_traces_endpoint"),
     ],
@@ -125,6 +128,7 @@ def test_a_wrong_key_or_value_in_a_file_is_named(tmp_path: Path, text: str, key:
         ({"max_in_flight_per_key": 3}, "max_in_flight_per_key: makes no sense without api_keys or api_keys_file"),
         ({"api_keys": "sk-1,a:sk-1"}, "api_keys: key 2 is there already"),
         ({"breaker_open_s": 5, "breaker_max_open_s": 4}, "breaker_max_open_s: is less than breaker_open_s"),
+        ({"processes": 2}, "processes: more than 1 need a metrics_port"),
     ],
 )
 def test_a_senseless_combination_is_refused_by_name(settings: dict[str, Any], message: str) -> None:
@@ -137,6 +141,7 @@ def test_a_senseless_combination_is_refused_by_name(settings: dict[str, Any], me
     "settings",
     [
         {"port": 8000, "metrics_port": 8001},
+        {"processes": 2, "metrics_port": 8001},
         {"prefill": "http://a:1,https://a:1,http://a:1/x", "decode": "http://a:2"},
         {"tls_cert_file": "cert.pem", "tls_key_file": "key.pem"},
         {"max_in_flight_per_key": 3, "api_keys_file": "keys"},

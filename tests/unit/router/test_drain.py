@@ -48,3 +48,17 @@ def test_it_can_be_cut_short() -> None:
 def test_a_new_request_is_told_when_to_come_again() -> None:
     refusal = Router().drain.refuse()
     assert (refusal.status, refusal.code, refusal.retry_after_s) == (503, "draining", 1)
+
+
+def test_it_waits_for_others_of_its_router_while_there_is_time() -> None:
+    router = Router()
+    router.num_active = 0
+    router.drain.begin()
+    are_over = []
+    for is_held in (True, False):
+        router.drain.is_held = is_held
+        are_over.append(router.drain.is_over)
+    assert are_over == [False, True]
+    router.drain.is_held = True
+    router.drain.cut()
+    assert router.drain.is_over
