@@ -9,7 +9,8 @@ import asyncio
 from collections.abc import Callable
 
 from router.config import RouterConfig
-from router.context import Plan, RequestContext, Route, Stage
+from router.context import Plan, RequestContext
+from router.endpoints import Route, Stage
 from router.fair_queue import Waiting
 from router.gate import Gate
 from router.lifecycle_metrics import LifecycleMetrics, RefusalReason

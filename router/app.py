@@ -19,9 +19,9 @@ from starlette.types import Receive, Scope, Send
 from router.auth import ClientAuth, ClusterAuth, configured_keys
 from router.client_routes import client_routes
 from router.config import RouterConfig
-from router.context import Endpoint
 from router.control import control_router
 from router.control_view import ControlView
+from router.endpoints import Endpoint
 from router.error_answers import add_error_handlers
 from router.generate import ActiveRequests, GenerateEndpoint
 from router.health import HealthProber

@@ -6,7 +6,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from router.context import Endpoint
+from router.endpoints import Endpoint
 from router.error_shapes import OPENAI_ERRORS
 from wire.errors import BadRequest, MethodNotAllowed, NotFound, ServingError
 

@@ -7,7 +7,8 @@ service. ``decode_only`` keeps the service. Either way it is counted, and the ch
 import logging
 from collections.abc import Callable, Sequence
 
-from router.context import Plan, RequestContext, Route, Stage
+from router.context import Plan, RequestContext
+from router.endpoints import Route, Stage
 from router.lifecycle_metrics import FallbackReason
 from router.pools import Pools
 from wire.errors import DeadlineExceeded, ServingError, UpstreamError

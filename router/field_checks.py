@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Any, NamedTuple
 
-from router.context import Endpoint
+from router.endpoints import Endpoint
 from router.json_members import Member
 from wire.errors import BadRequest
 

@@ -10,8 +10,9 @@ from starlette.types import Receive, Scope, Send
 from router.auth import ClientAuth
 from router.client_protocol import LISTEN
 from router.client_watch import ClientLeft, Listen, run_while_connected
-from router.context import Endpoint, RequestContext, Stage
+from router.context import RequestContext
 from router.deadline import TIMEOUT_HEADER
+from router.endpoints import Endpoint, Stage
 from router.key_usage import KeyUsage
 from router.legs import WorkerRefused
 from router.lifecycle import Lifecycle

@@ -16,7 +16,8 @@ from pydantic import SecretStr
 
 from router.body import extract_handoff
 from router.config import RouterConfig
-from router.context import RequestContext, Stage
+from router.context import RequestContext
+from router.endpoints import Stage
 from router.first_event import read_first
 from router.relay import is_event_stream, read_whole
 from router.worker_client import (

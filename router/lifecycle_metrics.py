@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from router.context import Route, Stage
+from router.endpoints import Route, Stage
 from router.gate import Gate
 from router.metric_kinds import LabelledCounter
 from router.workers import BreakerState, Worker

@@ -7,7 +7,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from router.context import RequestContext, Route, Stage
+from router.context import RequestContext
+from router.endpoints import Route, Stage
 from router.key_usage import KeyUsage
 from router.lifecycle_metrics import LifecycleMetrics
 from router.metric_kinds import Histogram, LabelledCounter

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from router.context import Endpoint
+from router.endpoints import Endpoint
 from router.error_shapes import ANTHROPIC_ERRORS
 from router.openapi_answers import ANSWERS, ANTHROPIC_ERROR, ERROR, MODEL_CARD, MODEL_LIST, READY
 from router.openapi_requests import HEADERS, request_body

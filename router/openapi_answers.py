@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from router.context import Endpoint
+from router.endpoints import Endpoint
 
 Schema = dict[str, Any]
 

@@ -5,7 +5,7 @@ Workers take vLLM's further fields too, so no schema is closed.
 
 from typing import Any
 
-from router.context import Endpoint
+from router.endpoints import Endpoint
 
 _MODEL_NAME = "tandem-nano"
 _HELLO = [{"role": "user", "content": "Hello"}]

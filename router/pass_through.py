@@ -6,7 +6,8 @@ A prefill worker where one serves the model: decode's process is busy with other
 import asyncio
 from collections.abc import Callable
 
-from router.context import RequestContext, Stage
+from router.context import RequestContext
+from router.endpoints import Stage
 from router.legs import WORKER_FAULTS, Legs, WorkerUnavailable
 from router.lifecycle import Lifecycle
 from router.metrics import RouterMetrics

@@ -8,8 +8,9 @@ from asyncio import CancelledError
 from collections.abc import Callable
 
 from router.body import HandoffMissing
-from router.context import Plan, RequestContext, Route, Stage
+from router.context import Plan, RequestContext
 from router.dialects import TANDEM
+from router.endpoints import Route, Stage
 from router.legs import (
     WORKER_FAULTS,
     HandoffRefused,

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
-from router.context import Endpoint, Plan, Route
+from router.context import Plan
+from router.endpoints import Endpoint, Route
 from router.field_checks import check_fields, is_int
 from router.json_members import Member
 from router.media import check_text_only

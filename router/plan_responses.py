@@ -7,7 +7,8 @@ refused, and so is what would have to be fetched later.
 from collections.abc import Iterable
 from typing import Any
 
-from router.context import Endpoint, Plan, Route
+from router.context import Plan
+from router.endpoints import Endpoint, Route
 from router.field_checks import check_fields
 from router.json_members import Member
 from router.media import check_text_only

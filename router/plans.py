@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterable
 
 from router.body import ClientBody
-from router.context import Endpoint, Plan, Route
+from router.context import Plan
+from router.endpoints import Endpoint, Route
 from router.field_checks import check_fields
 from router.json_members import Member
 from router.plan_messages import plan_messages

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from router.context import Endpoint
 from router.dialects import nixl_release_body
+from router.endpoints import Endpoint
 from router.metrics import RouterMetrics
 from router.worker_client import WorkerAnswer, WorkerClient
 from wire.errors import ServingError, UpstreamError

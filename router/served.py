@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from router.context import NO_MODEL, Endpoint, Plan
+from router.context import Plan
+from router.endpoints import NO_MODEL, Endpoint
 from router.workers import Worker
 from wire.errors import BadRequest, NotFound
 

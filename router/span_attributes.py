@@ -5,7 +5,8 @@ No text of a prompt or an answer, no key, no message of an error, and of a clien
 
 from functools import lru_cache
 
-from router.context import Endpoint, Plan, RequestContext, Route, Stage
+from router.context import Plan, RequestContext
+from router.endpoints import Endpoint, Route, Stage
 from router.http1_request import parse_target
 from router.metrics import CLIENT_LEFT_STATUS
 from router.workers import Worker

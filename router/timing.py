@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from starlette.types import Message
 
-from router.context import Stage
+from router.endpoints import Stage
 from router.reply import Reply
 
 TIMING_HEADER = "x-tandem-timing"

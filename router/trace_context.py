@@ -10,7 +10,8 @@ from typing import Protocol
 from starlette.types import Scope
 
 from router.config import ConfigError, RouterConfig
-from router.context import Endpoint, RequestContext
+from router.context import RequestContext
+from router.endpoints import Endpoint
 
 TRACEPARENT = "traceparent"
 # W3C Trace Context: version, trace id, parent id, flags. Ids of zeros and the version ff are invalid. Later versions

@@ -25,7 +25,8 @@ from opentelemetry.trace import Tracer as SpanFactory
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from router.config import ConfigError, RouterConfig
-from router.context import Endpoint, RequestContext, Route, Stage
+from router.context import RequestContext
+from router.endpoints import Endpoint, Route, Stage
 from router.legs import HandoffRefused, WorkerFailed
 from router.metrics import CLIENT_LEFT_STATUS
 from router.span_attributes import Attributes, endpoint_attributes, leg_attributes, request_attributes

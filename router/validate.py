@@ -7,7 +7,8 @@ No message quotes a value: it may be part of a prompt.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from router.context import Endpoint, Plan, Route
+from router.context import Plan
+from router.endpoints import Endpoint, Route
 from router.field_checks import check_fields, is_int, is_token_ids
 from router.json_members import Member
 from router.media import check_text_only

@@ -12,7 +12,7 @@ from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
 
 from router.body import KV_TRANSFER_PARAMS
-from router.context import Endpoint
+from router.endpoints import Endpoint
 from router.plans import read_body
 from wire.errors import BadRequest
 from wire.handoff import handoff_request_json

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from router.context import Stage
+from router.endpoints import Stage
 from tests.integration.router.conftest import TEXT, Cluster
 from tests.integration.router.serving import eventually
 from wire.worker import WorkerState

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from router.context import Endpoint, Plan, RequestContext, Route
+from router.context import Plan, RequestContext
+from router.endpoints import Endpoint, Route
 from router.workers import Worker
 from wire.versions import WIRE_VERSION
 from wire.worker import WorkerHeartbeat, WorkerRegistration, WorkerRole, WorkerState, WorkerStatus

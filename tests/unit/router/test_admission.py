@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from router.admission import LOOK_INTERVAL_S
-from router.context import Route, Stage
+from router.endpoints import Route, Stage
 from tests.unit.router.admission_house import House, full, settle
 from tests.unit.router.factories import make_context
 from wire.errors import DeadlineExceeded, Overloaded

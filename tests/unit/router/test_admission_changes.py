@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from router.admission import LOOK_INTERVAL_S
-from router.context import Route
+from router.endpoints import Route
 from tests.unit.router.admission_house import House, full, settle
 from tests.unit.router.factories import make_context, make_worker
 from wire.errors import DeadlineExceeded, Overloaded

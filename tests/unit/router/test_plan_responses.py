@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.context import Endpoint, Plan, Route
+from router.context import Plan
+from router.endpoints import Endpoint, Route
 from router.json_members import Member
 from router.plan_responses import plan_responses
 from tests.unit.router.test_validate import each

@@ -2,7 +2,8 @@
 
 import pytest
 
-from router.context import Plan, Route
+from router.context import Plan
+from router.endpoints import Route
 from router.token_estimate import BYTES_PER_TOKEN, MAX_OUTPUT_TOKENS, UNLIMITED_OUTPUT_TOKENS, estimate_tokens
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from router.context import Endpoint, Plan, Route
+from router.context import Plan
+from router.endpoints import Endpoint, Route
 from router.json_members import Member
 from router.validate import plan_request
 from wire.errors import BadRequest
