@@ -65,8 +65,8 @@ def _is_model(value: Any) -> bool:
     return isinstance(value, str) and value != ""
 
 
-def _int_from(least: int, most: float = float("inf")) -> Callable[[Any], bool]:
-    return lambda value: is_int(value) and least <= value <= most
+def _int_from(least: int, most: int | None = None) -> Callable[[Any], bool]:
+    return lambda value: is_int(value) and least <= value and (most is None or value <= most)
 
 
 def _at_least(least: int, *, takes_null: bool = True) -> Check:

@@ -1,4 +1,4 @@
-"""``python -m router.process_child``: one of the processes that share a router's requests; its parent starts it.
+"""One of the processes that share a router's requests; its parent starts it.
 
 It does what a router does for its clients. From its parent it learns its configuration and the workers; it tells what
 it counts, when asked. Without its parent it stops, as nobody would tell it of workers any more.
@@ -143,7 +143,3 @@ class Child:
         while self._parts.active.num:  # noqa: ASYNC110 - the one future that it can wait on is the lifespan's
             await asyncio.sleep(POLL_S)
         self._channel.send(State(name="idle"))
-
-
-if __name__ == "__main__":
-    main()

@@ -125,7 +125,7 @@ def _spawn(sockets: Sequence[socket.socket]) -> "subprocess.Popen[bytes]":
     search = ["-I"] if sys.flags.isolated else ["-P"] if sys.flags.safe_path else []
     fds = [sock.fileno() for sock in sockets]
     return subprocess.Popen(
-        [sys.executable, *search, "-m", "router.process_child", *map(str, fds)],
+        [sys.executable, *search, "-m", "router.child_program", *map(str, fds)],
         stdin=subprocess.DEVNULL,
         pass_fds=fds,
         # Ctrl-C is for the parent, who tells its children what to do. The session stays, for whoever sweeps it.
