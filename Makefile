@@ -22,13 +22,16 @@ PYTHON := $(shell for p in python3.11 python3.12 python3; do \
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help serve test soak gpu-check bench-transfer bench-router lint format install install-serve python clean distclean
+.PHONY: help serve compile test soak gpu-check bench-transfer bench-router lint format install install-serve python clean distclean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
 
 serve: install-serve ## install if needed, then run prefill + decode + router on this machine until Ctrl-C
 	@exec $(BIN)/tandem up --spec $(SPEC) $(if $(PORT),--port $(PORT)) $(UP_ARGS)
+
+compile: install ## compile the router's hot path for what is run from here on (two minutes; needs a C compiler)
+	@exec $(BIN)/python -m router.compile
 
 test: install lint ## install if needed, lint, then all tests but the long ones
 	@exec $(BIN)/python -m pytest $(PYTEST_ARGS)

@@ -1,12 +1,10 @@
 """The router as a program: from the command line to a serving process, and its exit codes."""
 
-import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from router.command_line import parse_arguments
-from router.compiled import is_compiled
 from router.config import ConfigError, load_config
 from router.logs import configure_logging
 from router.memory import keep_freed_memory, search_cycles_rarely
@@ -15,8 +13,6 @@ from router.serving import CannotListen, serve
 
 EXIT_FAILED = 1
 EXIT_UNUSABLE = 2
-
-logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -30,7 +26,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         config = load_config(file=file, environ=os.environ, overrides=arguments, key_prefix=key_prefix)
         configure_logging(config.log_level)
-        logger.info("the hot path is %s", "compiled" if is_compiled() else "not compiled")
         keep_freed_memory()
         search_cycles_rarely()
         (serve if config.processes == 1 else serve_processes)(config)

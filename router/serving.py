@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from router.app import RouterParts, build_parts, create_app, create_control_app
 from router.auth import read_keys_again
 from router.client_protocol import ClientLimits, ClientProtocol
+from router.compiled import is_compiled
 from router.config import RouterConfig
 from router.drain import Drain
 from router.tls import server_context
@@ -159,7 +160,8 @@ async def _serve(
     drain = parts.lifecycle.drain
     api = server_of(create_app(parts), config, tls, shutdown_s=int(config.shutdown_timeout_s), drain=drain)
     handle_signals(parts, api)
-    logger.info("the API is served on %s", urls(names(api_sockets), tls))
+    form = "compiled" if is_compiled() else "not compiled"
+    logger.info("the API is served on %s, the hot path %s", urls(names(api_sockets), tls), form)
     if not control_sockets:
         await api.serve(list(api_sockets))
         return

@@ -9,6 +9,7 @@ import os
 import platform
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -69,6 +70,7 @@ def run(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]:
         RuntimeError, OSError: a peer can't be installed, or a router or the mocks did not start.
     """
     cases = named(options.cases)
+    form = _form(is_wanted=not options.sources)
     versions = ensure(options.peer_venv, packages(options.routers))
     router_core, load_core = pick_cores(os.sched_getaffinity(0))
     effort = Effort(options.seconds, options.rounds)
@@ -84,13 +86,34 @@ def run(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]:
         "command": " ".join(["python -m bench.router", *_said(given)]),
         "commit": options.commit or _commit(),
         "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()}, {_cpu_name()})",
-        "versions": {"Python": platform.python_version(), **_libraries(), **versions},
+        "versions": {"Python": _python(), "hot path": form, **_libraries(), **versions},
         "cores": {"router": router_core, "load": load_core},
         "load_average": [load_before, os.getloadavg()[0]],
         "seconds": effort.seconds,
         "rounds": effort.num_rounds,
         "cases": measured,
     }
+
+
+def _form(*, is_wanted: bool) -> str:
+    """Which form of our router runs from here on; the compiled one is made where it is missing.
+
+    Raises: RuntimeError: it can't be made; holds the compiler's words.
+    """
+    os.environ["TANDEM_COMPILED"] = "1" if is_wanted else "0"
+    if not is_wanted:
+        return "not compiled"
+    ended = subprocess.run([sys.executable, "-m", "router.compile"], capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        raise RuntimeError(f"{ended.stderr.strip()}\nMeasure without it: --sources")
+    return "compiled"
+
+
+def _python() -> str:
+    """Its version, and how its builder had it optimised: a tenth or two of the time goes by that."""
+    arguments = str(sysconfig.get_config_var("CONFIG_ARGS"))
+    is_optimised = "--enable-optimizations" in arguments
+    return f"{platform.python_version()} ({'with' if is_optimised else 'without'} profile-guided optimisation)"
 
 
 def _said(given: Sequence[str]) -> list[str]:
@@ -137,6 +160,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=Effort().seconds, help="of load in each round")
     parser.add_argument("--rounds", type=int, default=Effort().num_rounds, help="of each router and case")
     parser.add_argument("--peer-venv", type=Path, default=ROOT / PEER_VENV, help=f"default: {PEER_VENV}")
+    parser.add_argument("--sources", action="store_true", help="our router as it is, without compiling its hot path")
     parser.add_argument("--commit", default="", help="where git can't say it")
     parser.add_argument("--out", default="", metavar="FILE", help="result file, JSON")
     check_help = "hold the result of this run, or of FILE without a run, to must-2; 1 if it fails"

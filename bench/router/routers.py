@@ -83,7 +83,8 @@ def start(name: str, *, peer_bin: Path, engines: Ports, core: int, folder: Path)
     kind = KINDS[name]
     port, metrics_port = _free_port(), _free_port()
     log = folder / f"{name}.log"
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("TANDEM_")}
+    # Default settings; whether ours runs compiled is the bench's to say.
+    environ = {key: value for key, value in os.environ.items() if key == "TANDEM_COMPILED" or key[:7] != "TANDEM_"}
     with log.open("wb") as stream:
         process = subprocess.Popen(
             kind.command(peer_bin, port, metrics_port, engines),

@@ -123,6 +123,6 @@ def test_a_wrong_setting_stops_the_start_with_its_name() -> None:
 
 
 def test_importing_the_router_brings_in_none_of_the_engines_packages() -> None:
-    code = f"import sys, router.__main__; print([m for m in {HEAVY!r} if m in sys.modules])"
+    code = f"import sys, router.program; print([m for m in {HEAVY!r} if m in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60)
     assert ended.stdout.strip() == "[]", ended.stderr

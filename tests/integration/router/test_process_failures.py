@@ -10,7 +10,7 @@ from time import monotonic
 
 import pytest
 
-from router import __main__, process_link, processes, respawn
+from router import process_link, processes, program, respawn
 from router.app import build_parts
 from router.client_port import ClientPort
 from router.config import RouterConfig
@@ -113,10 +113,10 @@ def test_the_command_ends_with_1_and_the_reason(
     def serve(config: RouterConfig) -> None:
         raise ProcessesFailed("process 1 ended at once")
 
-    monkeypatch.setattr(__main__, "serve_processes", serve)
+    monkeypatch.setattr(program, "serve_processes", serve)
     for name in ("configure_logging", "keep_freed_memory", "search_cycles_rarely"):
-        monkeypatch.setattr(__main__, name, lambda *_: None)
+        monkeypatch.setattr(program, name, lambda *_: None)
     with pytest.raises(SystemExit) as ended:
-        __main__.main(["--processes", "2", "--metrics-port", "9000"])
+        program.main(["--processes", "2", "--metrics-port", "9000"])
     assert ended.value.code == 1
     assert capsys.readouterr().err == "router: process 1 ended at once\n"

@@ -31,7 +31,7 @@ def run(code: str, *arguments: str, **environ: str) -> "subprocess.CompletedProc
 
 def test_without_the_setting_nothing_of_opentelemetry_is_imported() -> None:
     code = (
-        "import sys, router.__main__\n"
+        "import sys, router.program\n"
         "from router.app import build_parts, create_app\n"
         "from router.config import load_config\n"
         "create_app(build_parts(load_config(environ={})))\n"
@@ -46,7 +46,7 @@ def test_a_missing_library_stops_the_start_with_the_setting_and_the_extra(librar
     code = (
         "import sys\n"
         f"sys.modules[{library!r}] = None\n"
-        "from router.__main__ import main\n"
+        "from router.program import main\n"
         "main(['--otlp-traces-endpoint', 'http://127.0.0.1:4318'])"
     )
     ended = run(code)
@@ -58,7 +58,7 @@ def test_a_missing_library_stops_the_start_with_the_setting_and_the_extra(librar
 
 @pytest.mark.parametrize(("variable", "value"), [("OTEL_BSP_MAX_QUEUE_SIZE", "-1"), ("OTEL_BSP_SCHEDULE_DELAY", "0")])
 def test_a_variable_that_the_sdk_can_not_use_stops_the_start_too(variable: str, value: str) -> None:
-    code = "from router.__main__ import main; main(['--otlp-traces-endpoint', 'http://127.0.0.1:4318'])"
+    code = "from router.program import main; main(['--otlp-traces-endpoint', 'http://127.0.0.1:4318'])"
     ended = run(code, **{variable: value})
     assert ended.returncode == 2
     assert ended.stderr.splitlines()[-1].startswith("router: otlp_traces_endpoint: OpenTelemetry can't be set up: ")
