@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 import wire
@@ -67,12 +68,11 @@ def _compile(form: Path) -> None:
 
 
 def _run_mypyc(work: Path) -> None:
-    program = Path(sys.executable).parent / "mypyc"
-    if not program.exists():
+    if find_spec("mypyc") is None:
         raise CompileError("mypy is not installed: it is one of the development requirements")
     files = [f"router/{name}.py" for name in HOT]
     environ = os.environ | {"MYPYPATH": str(work), "MYPYC_OPT_LEVEL": "3"}
-    command = [str(program), "--config-file", "mypy.ini", *files]
+    command = [sys.executable, "-m", "mypyc", "--config-file", "mypy.ini", *files]
     ended = subprocess.run(command, cwd=work, env=environ, capture_output=True, text=True, check=False)
     if ended.returncode != 0:
         raise CompileError((ended.stdout + ended.stderr)[-4000:])
