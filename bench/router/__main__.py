@@ -9,7 +9,6 @@ import os
 import platform
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
@@ -86,7 +85,7 @@ def run(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]:
         "command": " ".join(["python -m bench.router", *_said(given)]),
         "commit": options.commit or _commit(),
         "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()}, {_cpu_name()})",
-        "versions": {"Python": _python(), "hot path": form, **_libraries(), **versions},
+        "versions": {"Python": platform.python_version(), "hot path": form, **_libraries(), **versions},
         "cores": {"router": router_core, "load": load_core},
         "load_average": [load_before, os.getloadavg()[0]],
         "seconds": effort.seconds,
@@ -107,13 +106,6 @@ def _form(*, is_wanted: bool) -> str:
     if ended.returncode != 0:
         raise RuntimeError(f"{ended.stderr.strip()}\nMeasure without it: --sources")
     return "compiled"
-
-
-def _python() -> str:
-    """Its version, and how its builder had it optimised: a tenth or two of the time goes by that."""
-    arguments = str(sysconfig.get_config_var("CONFIG_ARGS"))
-    is_optimised = "--enable-optimizations" in arguments
-    return f"{platform.python_version()} ({'with' if is_optimised else 'without'} profile-guided optimisation)"
 
 
 def _said(given: Sequence[str]) -> list[str]:
