@@ -66,15 +66,18 @@ class SecondsFormatter(logging.Formatter):
 class BlockHandler(logging.Handler):
     """Gathers lines and writes them together: a write for each line would cost as much as all else about it.
 
-    A thread writes what has waited for ``MAX_WAIT_S``, so a busy event loop doesn't keep lines back. A line at WARNING
-    or above is written at once, with those before it. ``logging`` itself writes the rest when the process exits.
+    A thread writes what has waited for ``MAX_WAIT_S``, so a busy event loop doesn't keep lines back. It is one for all
+    blocks: starting a thread takes as long as a request. A line at WARNING or above is written at once, with those
+    before it. ``logging`` itself writes the rest when the process exits.
     """
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()
         self._stream = stream
         self._lines: list[str] = []
-        self._timer: threading.Timer | None = None
+        self._has_lines = threading.Event()
+        self._writer: threading.Thread | None = None
+        self._is_closed = False
 
     def emit(self, record: logging.LogRecord) -> None:
         """Called by ``logging``, with this handler's lock held."""
@@ -90,7 +93,7 @@ class BlockHandler(logging.Handler):
         self.acquire()
         try:
             self._lines.append(line)
-            if self._timer is None or len(self._lines) >= MAX_LINES:
+            if len(self._lines) in (1, MAX_LINES):
                 self._write_in_time(is_urgent=False)
         finally:
             self.release()
@@ -98,19 +101,25 @@ class BlockHandler(logging.Handler):
     def _write_in_time(self, *, is_urgent: bool) -> None:
         if is_urgent or len(self._lines) >= MAX_LINES:
             self.flush()
-        elif self._timer is None:
-            self._timer = threading.Timer(MAX_WAIT_S, self.flush)
-            self._timer.daemon = True
-            self._timer.start()
+            return
+        if self._writer is None:
+            self._writer = threading.Thread(target=self._write_blocks, name="log", daemon=True)
+            self._writer.start()
+        self._has_lines.set()
+
+    def _write_blocks(self) -> None:
+        while not self._is_closed:
+            self._has_lines.wait()
+            if not self._is_closed:
+                time.sleep(MAX_WAIT_S)
+            self.flush()
 
     def flush(self) -> None:
         """Write what there is."""
         self.acquire()
         try:
             lines, self._lines = self._lines, []
-            timer, self._timer = self._timer, None
-            if timer is not None:
-                timer.cancel()
+            self._has_lines.clear()
             if lines:
                 self._stream.write("\n".join(lines) + "\n")
                 self._stream.flush()
@@ -119,4 +128,6 @@ class BlockHandler(logging.Handler):
 
     def close(self) -> None:
         self.flush()
+        self._is_closed = True
+        self._has_lines.set()
         super().close()
