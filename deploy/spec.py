@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from wire.parallelism import Parallelism
-from wire.worker_config import UNUSABLE_ADVERTISED_HOSTS, KVTransferPolicy, check_advertised_host
+from wire.worker_config import KVTransferPolicy, check_advertised_host, is_wildcard
 
 NANO_MODEL = "nano"
 MAX_PORT = 65_535
@@ -108,7 +108,7 @@ class RouterSpec(SpecModel):
     @property
     def dial_host(self) -> str:
         """The address at which this machine reaches the router: loopback where it listens on every address."""
-        return "127.0.0.1" if self.host in UNUSABLE_ADVERTISED_HOSTS else self.host
+        return "127.0.0.1" if is_wildcard(self.host) else self.host
 
 
 class TimeoutsSpec(SpecModel):

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 HELLO, RELEASE, RENEW, PEERS, STATUS = b"hello", b"release", b"renew", b"peers", b"status"
 # The longest requests are lists of peers and of leases, some 100 and 40 bytes each. It also bounds what a connection
-# can make us hold before its handshake has failed, and the next limit for how long.
+# can make us hold before its handshake has failed, and the next limit for how long. How many there are nothing bounds.
 _MAX_FRAME_BYTES = 1 << 18
 _HANDSHAKE_MS = 5000
 _MAX_ERROR_CHARS = 300

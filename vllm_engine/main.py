@@ -15,12 +15,15 @@ from kv_transfer.transport import prepare_env
 from vllm_engine.args import vllm_env
 from vllm_engine.connector_check import WrongEngine
 from vllm_engine.identity import RegistrationRefused, WorkerIdentity, WrongIdentity, check_with_router
+from vllm_engine.ports import EXIT_PORT, PortUnusable, check_ports
 from wire.worker import WorkerRole
 from wire.worker_config import EXIT_CONFIG, EXIT_REASON_PREFIX, WorkerConfig
 
 
 def main(role: WorkerRole, role_args: Sequence[str]) -> None:
-    """Run one worker of ``role``; exits with 78 and the reason when it can't serve as configured."""
+    """Run one worker of ``role``; exits with 78 and the reason when it can't serve as configured, with 1 and the port's
+    number when that can't be listened on.
+    """
     parser = argparse.ArgumentParser(prog=f"{role.value}_worker", description=f"tandem {role.value} worker")
     parser.add_argument("--config", type=Path, required=True, help="JSON file with a WorkerConfig")
     path: Path = parser.parse_args().config
@@ -36,6 +39,7 @@ def main(role: WorkerRole, role_args: Sequence[str]) -> None:
     try:
         identity = WorkerIdentity.create(config, os.environ)
         check_secrecy(config.kv_transfer.host, identity.token)
+        check_ports([(config.host, config.port), (config.kv_transfer.host, config.kv_transfer.port)])
         check_with_router(config, identity)
         with TemporaryDirectory(prefix="tandem-ucx-") as ucx_logs:
             # Before vLLM and NIXL are imported: they read their environment once. What the user set stays.
@@ -47,6 +51,9 @@ def main(role: WorkerRole, role_args: Sequence[str]) -> None:
             run(config, identity, role_args)
     except (RegistrationRefused, UnsafeSideChannel, WrongEngine, WrongIdentity) as e:
         _end(str(e))
+    except PortUnusable as e:
+        print(f"{role.value}_worker: {e}", file=sys.stderr, flush=True)
+        raise SystemExit(EXIT_PORT) from None
 
 
 def _refuse(path: Path, reason: str) -> NoReturn:

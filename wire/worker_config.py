@@ -10,9 +10,11 @@ then shows that line and stops the deployment.
 """
 
 from ipaddress import ip_address
+from socket import inet_aton
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from wire.parallelism import Parallelism
 from wire.worker import WorkerRole
@@ -20,12 +22,28 @@ from wire.worker import WorkerRole
 CLUSTER_TOKEN_ENV = "TANDEM_CLUSTER_TOKEN"
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
 EXIT_REASON_PREFIX = "can't serve: "
-UNUSABLE_ADVERTISED_HOSTS = frozenset({"0.0.0.0", "::", "[::]", "*", ""})
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether it means every address of this machine, however it is spelled (``0``, ``::``, ``0x0.0``, ``*``)."""
+    bare = host.strip().strip("[]")
+    if bare in ("", "*"):
+        return True
+    try:
+        address = ip_address(bare)
+    except ValueError:
+        try:
+            # What the C library takes for an address beside the usual spelling.
+            return inet_aton(bare) == bytes(4)
+        except OSError:
+            return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
 
 
 def check_advertised_host(host: str) -> str:
     """Refuse a wildcard address where peers must be able to dial: each would reach itself."""
-    if host in UNUSABLE_ADVERTISED_HOSTS:
+    if is_wildcard(host):
         raise ValueError(f"{host!r} can't be advertised to peers; give the address at which others reach this worker")
     return host
 
@@ -94,7 +112,12 @@ class WorkerConfig(BaseModel):
     served_model_name: str = Field(min_length=1)
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(ge=1, le=65535)
-    advertise_url: str | None = Field(default=None, pattern=r"^https?://", description="default: http://host:port")
+    advertise_url: str | None = Field(
+        default=None,
+        pattern=r"^https?://",
+        validate_default=True,
+        description="default: http://host:port; needed where host means every address",
+    )
     router_url: str | None = Field(
         default=None, pattern=r"^https?://", description="where to register: its metrics port; none: alone"
     )
@@ -115,6 +138,15 @@ class WorkerConfig(BaseModel):
     extra_vllm_args: tuple[str, ...] = Field(default=(), description="appended to vLLM's command line as they are")
     kv_transfer: KVTransferConfig
 
+    @field_validator("advertise_url")
+    @classmethod
+    def _can_be_dialled(cls, url: str | None, info: ValidationInfo) -> str | None:
+        if url is not None:
+            check_advertised_host(urlsplit(url).hostname or "")
+        elif "host" in info.data:  # absent where it is wrong itself
+            check_advertised_host(info.data["host"])
+        return url
+
     @field_validator("parallelism")
     @classmethod
     def _built(cls, parallelism: Parallelism) -> Parallelism:
@@ -128,4 +160,4 @@ class WorkerConfig(BaseModel):
         """Base URL at which the router reaches this worker."""
         if self.advertise_url is not None:
             return self.advertise_url.rstrip("/")
-        return f"http://{check_advertised_host(self.host)}:{self.port}"
+        return f"http://{self.host}:{self.port}"

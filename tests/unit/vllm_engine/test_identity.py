@@ -48,7 +48,12 @@ def test_secrets_come_from_the_environment_and_show_nowhere(config: WorkerConfig
 
 
 @pytest.mark.parametrize(
-    "change", [{"host": "0.0.0.0"}, {"host": "10.0.0.7"}, {"kv_transfer": {"port": 8250, "host": "10.0.0.7"}}]
+    "change",
+    [
+        {"host": "0.0.0.0", "advertise_url": "http://10.0.0.7:8200"},
+        {"host": "10.0.0.7"},
+        {"kv_transfer": {"port": 8250, "host": "10.0.0.7"}},
+    ],
 )
 @pytest.mark.parametrize("environ", [{}, {CLUSTER_TOKEN_ENV: ""}])
 def test_a_worker_that_others_can_reach_can_t_be_without_a_token(

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,26 @@ def test_a_token_that_the_router_does_not_know_is_named(start: Start) -> None:
         reason = start.reason(router_url=router.url)
     assert CLUSTER_TOKEN_ENV in reason
     assert TOKEN not in reason
+
+
+@pytest.mark.parametrize("which", ["api", "side channel"])
+def test_a_taken_port_is_named_before_the_engine_starts(
+    start: Start, capsys: pytest.CaptureFixture[str], which: str
+) -> None:
+    def run(*_: object) -> None:
+        raise AssertionError("the engine was started")
+
+    start.monkeypatch.setitem(sys.modules, "vllm_engine.server", SimpleNamespace(run=run))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        changes = {"port": port} if which == "api" else {"kv_transfer": {"port": port}}
+        start.path.write_text(json.dumps(start.config | changes), encoding="utf-8")
+        start.monkeypatch.setattr(sys, "argv", ["worker", "--config", str(start.path)])
+        with pytest.raises(SystemExit) as ended:
+            main(WorkerRole.DECODE, ())
+    assert ended.value.code == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"decode_worker: port {port} on 127.0.0.1 can't be listened on: Address already in use"
 
 
 @pytest.mark.parametrize("error", [RegistrationRefused, WrongEngine])

@@ -35,10 +35,32 @@ def test_a_wrong_worker_config_is_refused_by_key(change: dict[str, Any], key: st
     assert [".".join(map(str, error["loc"])) for error in refusal.value.errors()] == [key]
 
 
-def test_a_wildcard_listen_address_is_never_advertised() -> None:
-    config = WorkerConfig.model_validate(CONFIG | {"host": "0.0.0.0"})
-    with pytest.raises(ValueError, match="can't be advertised"):
-        _ = config.url
+WILDCARDS = [
+    *("0.0.0.0", "0", "0.0", "0x0", "00.0.0.0", "0.0.0.0 ", "*"),
+    *("::", "[::]", "::0", "0:0:0:0:0:0:0:0", "::ffff:0.0.0.0"),
+]
+
+
+@pytest.mark.parametrize("host", WILDCARDS)
+def test_an_address_that_each_peer_would_take_for_itself_is_refused(host: str) -> None:
+    """Case 36, however it is spelled."""
+    with pytest.raises(ValidationError, match="can't be advertised"):
+        KVTransferConfig(port=1, host=host)
+    with pytest.raises(ValidationError, match="advertise_url"):
+        WorkerConfig.model_validate(CONFIG | {"host": host})
+    assert WorkerConfig.model_validate(CONFIG | {"host": host, "advertise_url": "http://a:1/"}).url == "http://a:1"
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "0", "[::ffff:0.0.0.0]", ""])
+def test_no_wildcard_is_advertised(host: str) -> None:
+    with pytest.raises(ValidationError) as refusal:
+        WorkerConfig.model_validate(CONFIG | {"advertise_url": f"http://{host}:8000"})
+    assert [error["loc"] for error in refusal.value.errors()] == [("advertise_url",)]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "10.0.0.1", "::1", "prefill-0.kv", "0.kv", "localhost"])
+def test_an_address_is_advertised(host: str) -> None:
+    assert KVTransferConfig(port=1, host=host).host == host
 
 
 @pytest.mark.parametrize("peer", ["10.0.0.1:5600", "prefill-0.kv:1", "[::1]:65535"])
