@@ -12,7 +12,9 @@ from typing import Any
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+# Workers may answer with numbers that have no name.
+STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)}
 # From here on copying a body costs more than a second entry in the transport's queue.
 MAX_JOINED_BYTES = 64 << 10
 
