@@ -17,6 +17,7 @@ from typing import Any
 from bench.router.accounting import pick_cores
 from bench.router.cases import CASES, named
 from bench.router.must import verdicts
+from bench.router.pauses import probe
 from bench.router.peer_venv import ensure
 from bench.router.report import heading, judged, tables
 from bench.router.routers import ROOT, packages
@@ -24,6 +25,7 @@ from bench.router.run import Cores, Effort, measure
 
 ROUTERS = ("tandem", "vllm-router", "smg")
 PEER_VENV = Path("build") / "router-peers"
+PROBE_S = 5.0
 LIBRARIES = ("fastapi", "uvicorn", "uvloop", "httptools", "httpx")
 # Where results are kept or things installed: no part of what was measured.
 PLACES = ("--out", "--commit", "--peer-venv")
@@ -74,6 +76,7 @@ def run(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]:
     router_core, load_core = pick_cores(os.sched_getaffinity(0))
     effort = Effort(options.seconds, options.rounds)
     load_before = os.getloadavg()[0]
+    pauses_ms = [probe(router_core, PROBE_S)]
     measured = measure(
         cases,
         options.routers,
@@ -81,6 +84,7 @@ def run(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]:
         effort=effort,
         cores=Cores(router=router_core, load=load_core),
     )
+    pauses_ms.append(probe(router_core, PROBE_S))
     return {
         "command": " ".join(["python -m bench.router", *_said(given)]),
         "commit": options.commit or _commit(),
@@ -88,6 +92,7 @@ def run(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]:
         "versions": {"Python": platform.python_version(), "hot path": form, **_libraries(), **versions},
         "cores": {"router": router_core, "load": load_core},
         "load_average": [load_before, os.getloadavg()[0]],
+        "pauses_ms": pauses_ms,
         "seconds": effort.seconds,
         "rounds": effort.num_rounds,
         "cases": measured,

@@ -13,6 +13,8 @@ MAX_ADDED_GAP_MS = {"p50": 0.1, "p99": 1.0}
 MAX_RSS_MB = 100.0
 # Above it mocks or load were the limit, and what was measured is a router that waits for them.
 MAX_OTHER_CORE = 0.95
+# A machine that stops its programs longer than that now and then shows in a p99 of any router, so that none is judged.
+MAX_PAUSE_MS = 0.5
 # Counted at the engines: each of them is a request that was served wrongly although the client saw a good answer.
 SILENT_FAULTS = ("no_handoff", "wrong_handoff", "other_prompt", "dirty_prefill", "bad_request", "live")
 
@@ -51,6 +53,7 @@ def verdicts(result: dict[str, Any]) -> list[Verdict]:
         ),
         *_added(cases["stream"], "gap", MAX_ADDED_GAP_MS),
         *_added(cases["paced"], "ttft", MAX_ADDED_TTFT_MS),
+        Verdict("pauses of the machine itself, p99, ms", "paced", pause_ms(result), MAX_PAUSE_MS),
     ]
     for name, case in cases.items():
         rounds = _rounds(case, US)
@@ -62,6 +65,17 @@ def verdicts(result: dict[str, Any]) -> list[Verdict]:
         silent = sum(one["engines"][fault] for one in rounds for fault in SILENT_FAULTS)
         found.append(Verdict("silent recomputes and lost leases", name, silent, 0))
     return found
+
+
+def pause_ms(result: dict[str, Any]) -> float:
+    """How long the machine stops a program on the router's core that does the same again and again, p99 in ms.
+
+    Raises:
+        ValueError: the result does not hold it.
+    """
+    if not result.get("pauses_ms"):
+        raise ValueError("not measured: pauses of the machine")
+    return max(float(one["p99"]) for one in result["pauses_ms"])
 
 
 def cpu_us(case: dict[str, Any], one: Round) -> float:

@@ -27,9 +27,11 @@ def heading(result: dict[str, Any]) -> str:
     """The command, the commit, the machine, the versions and how the load of the machine was."""
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     load = " -> ".join(f"{value:.1f}" for value in result["load_average"])
+    pauses = " and ".join(f"{one['p99']:.2f}" for one in result["pauses_ms"])
     return (
         f"`{result['command']}` at {result['commit']}\n\n{result['hardware']}; {versions}; router on core "
-        f"{result['cores']['router']}, mocks and load on core {result['cores']['load']}; load average {load}"
+        f"{result['cores']['router']}, mocks and load on core {result['cores']['load']}; load average {load}; "
+        f"pauses of the machine itself on the router's core before and after, p99: {pauses} ms"
     )
 
 

@@ -59,6 +59,19 @@ def test_an_added_first_token_time_fails(point: str, ms: float) -> None:
     assert failed(result) == {("paced", f"added ttft, {point}, ms")}
 
 
+def test_a_machine_that_stops_its_programs_fails() -> None:
+    result = good_result()
+    result["pauses_ms"][1]["p99"] = 3.2
+    assert failed(result) == {("paced", "pauses of the machine itself, p99, ms")}
+
+
+def test_a_result_that_does_not_say_how_the_machine_was_is_not_judged() -> None:
+    result = good_result()
+    del result["pauses_ms"]
+    with pytest.raises(ValueError, match="pauses of the machine"):
+        verdicts(result)
+
+
 def test_an_added_gap_fails() -> None:
     result = good_result()
     for one in rounds_of(result, "stream"):
