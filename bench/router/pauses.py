@@ -2,12 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import median
 
-from bench.router.tally import percentile
+from bench.router.tally import summary_ms
 
-# About half a millisecond of work, as much as a router does for a request, then a sleep as between two requests.
+# About half a millisecond of work, as a router does for a request, then a sleep as between two requests.
 NUM_STEPS = 5_000
 SLEEP_S = 0.005
 
@@ -24,28 +24,24 @@ def probe(core: int, seconds: float) -> dict[str, float]:
     allowed = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
-        return summary(_durations_s(seconds, time.perf_counter, time.sleep))
+        return summary_ms(excess_s(_durations_s(seconds)))
     finally:
         os.sched_setaffinity(0, allowed)
 
 
-def summary(durations_s: Sequence[float]) -> dict[str, float]:
-    """Excess over the median in ms. Raises: ValueError: there are no values."""
-    if not durations_s:
-        raise ValueError("nothing was timed")
+def excess_s(durations_s: Sequence[float]) -> list[float]:
+    """What each took beyond the median, in seconds. Raises: ValueError: there are no values."""
     usual_s = median(durations_s)
-    excess_ms = sorted(1e3 * max(0.0, one - usual_s) for one in durations_s)
-    points = {"p50": percentile(excess_ms, 50), "p99": percentile(excess_ms, 99), "max": excess_ms[-1]}
-    return {name: round(value, 4) for name, value in points.items()}
+    return [max(0.0, one - usual_s) for one in durations_s]
 
 
-def _durations_s(seconds: float, clock: Callable[[], float], sleep: Callable[[float], None]) -> list[float]:
+def _durations_s(seconds: float) -> list[float]:
     durations_s: list[float] = []
-    end_s = clock() + seconds
-    while (start_s := clock()) < end_s:
+    end_s = time.perf_counter() + seconds
+    while (start_s := time.perf_counter()) < end_s:
         total = 0
         for step in range(NUM_STEPS):
             total += step & 7
-        durations_s.append(clock() - start_s)
-        sleep(SLEEP_S)
+        durations_s.append(time.perf_counter() - start_s)
+        time.sleep(SLEEP_S)
     return durations_s

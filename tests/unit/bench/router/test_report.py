@@ -44,6 +44,7 @@ def test_the_heading_says_under_which_circumstances() -> None:
     assert "at c0ffee" in text
     assert "vllm-router 0.1.17" in text
     assert "load average 0.1 -> 1.2" in text
+    assert "before and after, p99: 0.10 and 0.20 ms" in text
 
 
 def test_a_verdict_is_one_line() -> None:
