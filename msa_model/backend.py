@@ -6,9 +6,9 @@ import torch
 from vllm.v1.attention.backend import AttentionBackend, AttentionImplBase
 from vllm.v1.kv_cache_interface import KVCacheLayout, KVCacheSpec
 
-from msa_model.attention_torch import SCALE, TorchSparseAttention
 from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
 from msa_model.metadata import MSAMetadata, MSAMetadataBuilder
+from msa_model.reference.sparse_attention import SCALE, TorchSparseAttention
 
 
 class MSAImpl(AttentionImplBase[MSAMetadata]):

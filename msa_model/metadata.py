@@ -12,8 +12,8 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
-from msa_model import nvfp4
 from msa_model.config import BLOCK_SIZE
+from msa_model.reference import nvfp4
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

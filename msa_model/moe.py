@@ -11,8 +11,8 @@ from vllm.model_executor.layers.fused_moe import FusedMoEMethodBase, FusedMoEQua
 from vllm.model_executor.layers.fused_moe.config import FusedMoEConfig
 from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedMoE
 
-from msa_model.nvfp4 import dequantize
-from msa_model.selection import top_indices
+from msa_model.reference.nvfp4 import dequantize
+from msa_model.reference.selection import top_indices
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 
 from msa_model.config import BLOCK_SIZE, HEAD_DIM
-from msa_model.nvfp4 import GROUP, dequantize, nvfp4_bytes, quantize
+from msa_model.reference.nvfp4 import GROUP, dequantize, nvfp4_bytes, quantize
 
 STATE_BYTES = nvfp4_bytes(HEAD_DIM)
 SLOT_BYTES = BLOCK_SIZE * STATE_BYTES

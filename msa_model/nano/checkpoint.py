@@ -52,8 +52,9 @@ def build_checkpoint(out: Path, *, seed: int = 0, dtype: str = "float32") -> boo
 def recipe_hash(seed: int, dtype: str) -> str:
     """Hash of everything that the files follow from: arguments, this package's sources, library versions."""
     digest = hashlib.sha256(f"{seed} {dtype} {torch.__version__} {tokenizers.__version__}".encode())
-    for folder in ("msa_model.nano", "msa_model"):
-        names = ("nvfp4.py",) if folder == "msa_model" else sorted(entry.name for entry in files(folder).iterdir())
+    packing = "msa_model.reference"
+    for folder in ("msa_model.nano", packing):
+        names = ("nvfp4.py",) if folder == packing else sorted(entry.name for entry in files(folder).iterdir())
         for name in names:
             if name.endswith((".py", ".txt", ".jinja")):
                 digest.update(name.encode() + b"\0" + files(folder).joinpath(name).read_bytes())

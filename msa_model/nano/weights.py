@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from msa_model.nvfp4 import E2M1_MAX, E4M3_MAX, quantize
+from msa_model.reference.nvfp4 import E2M1_MAX, E4M3_MAX, quantize
 
 NUM_LAYERS = 4
 HIDDEN = 256

@@ -8,8 +8,8 @@ import torch
 from msa_model.config import BLOCK_SIZE, HEAD_DIM, MiniMaxM31FlashConfig, MSAShape
 from msa_model.metadata import MAX_SHORT_QUERY_LEN, LongQuery, MSAMetadata
 from msa_model.nano.weights import model_config
-from msa_model.nvfp4 import dequantize, quantize
 from msa_model.pages import STATE_BYTES, LayerPages, SlotPages, key_slot
+from msa_model.reference.nvfp4 import dequantize, quantize
 
 STALE = 0xFF  # an E4M3 scale of these bits is NaN
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from msa_model.moe import TorchModelOptNvFp4MoEMethod, route, swiglu_oai
-from msa_model.nvfp4 import dequantize, quantize
+from msa_model.reference.nvfp4 import dequantize, quantize
 
 EXPERTS, TOP_K, HIDDEN, SIZE, FACTOR = 6, 2, 32, 48, 2.0
 

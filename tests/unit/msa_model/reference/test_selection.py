@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_model.selection import block_scores, select_blocks, top_indices
+from msa_model.reference.selection import block_scores, select_blocks, top_indices
 
 INF = float("inf")
 

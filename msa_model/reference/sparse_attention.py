@@ -12,7 +12,7 @@ import torch
 from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
 from msa_model.metadata import LongQuery, MSAMetadata
 from msa_model.pages import LayerPages
-from msa_model.selection import block_scores, select_blocks
+from msa_model.reference.selection import block_scores, select_blocks
 
 SCALE = HEAD_DIM**-0.5
 # Elements of one temporary tensor (64 MB of float32): queries are cut into pieces that stay below it.

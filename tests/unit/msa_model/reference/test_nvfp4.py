@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_model.nvfp4 import GROUP, dequantize, nvfp4_bytes, quantize
+from msa_model.reference.nvfp4 import GROUP, dequantize, nvfp4_bytes, quantize
 
 MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 # By the definition of E4M3: exponent 1-15 with bias 7, three fraction bits, 0x7F is NaN; exponent 0 is subnormal.

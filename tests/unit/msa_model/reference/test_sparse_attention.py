@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-import msa_model.attention_torch as attention_torch
-from msa_model.attention_torch import SCALE, TorchSparseAttention
+import msa_model.reference.sparse_attention as sparse_attention
 from msa_model.config import BLOCK_SIZE, MSAShape
 from msa_model.pages import LayerPages
+from msa_model.reference.sparse_attention import SCALE, TorchSparseAttention
 from tests.unit.msa_model.factories import (
     Sequence,
     make_metadata,
@@ -102,7 +102,7 @@ def test_small_temporaries_give_the_same_answer(
     shape, pages, sequences = world
     batch = [(sequences[2], 4), (sequences[3], 50)]
     whole = attend(shape, pages, batch)
-    monkeypatch.setattr(attention_torch, "MAX_TEMPORARY_ELEMENTS", 7 * shape.num_heads * 3 * BLOCK_SIZE)
+    monkeypatch.setattr(sparse_attention, "MAX_TEMPORARY_ELEMENTS", 7 * shape.num_heads * 3 * BLOCK_SIZE)
     for one, other in zip(whole, attend(shape, pages, batch), strict=True):
         assert torch.allclose(one, other, atol=1e-6)
 
