@@ -5,20 +5,16 @@ joined once.
 """
 
 import asyncio
-from collections.abc import Sequence
-from http import HTTPStatus
+from collections.abc import Iterable
 from typing import Any
 
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-_PHRASES = {status.value: status.phrase for status in HTTPStatus}
-# Workers may answer with numbers that have no name.
-STATUS_LINES = {status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)}
+from router.answer_head import Header, answer_head
+
 # From here on copying a body costs more than a second entry in the transport's queue.
 MAX_JOINED_BYTES = 64 << 10
-
-Header = tuple[bytes, bytes]
 
 
 class ClientCycle(RequestResponseCycle):
@@ -82,28 +78,11 @@ class ClientCycle(RequestResponseCycle):
         else:
             raise RuntimeError(f"an answer can't go on with {kind!r} here")
 
-    def _head_of(self, status: int, headers: Sequence[Header]) -> bytes:
-        lines = [STATUS_LINES[status]]
-        all_headers = (*self.default_headers, *headers)
-        num_lines, has_close = 1 + len(all_headers), False
-        for name, value in all_headers:
-            if name == b"content-length":
-                self.expected_content_length, self.chunked_encoding = int(value), False
-            elif name == b"connection" and b"close" in value.lower():
-                self.keep_alive, has_close = False, True
-            lines += (name, b": ", value, b"\r\n")
-        if not self.keep_alive and not has_close:
-            num_lines += 1
-            lines.append(b"connection: close\r\n")
-        if self.chunked_encoding is None:
-            self.chunked_encoding = status not in (204, 304)
-            if self.chunked_encoding:
-                num_lines += 1
-                lines.append(b"transfer-encoding: chunked\r\n")
-        head = b"".join(lines)
-        if head.count(b"\r") != num_lines or head.count(b"\n") != num_lines or b"\0" in head:
-            raise RuntimeError("a header of the answer is not one line of text")
-        return head + b"\r\n"
+    def _head_of(self, status: int, headers: Iterable[Header]) -> bytes:
+        head = answer_head(status, self.default_headers, headers, keep_alive=self.keep_alive)
+        self.chunked_encoding, self.keep_alive = head.is_chunked, head.keeps_connection
+        self.expected_content_length = head.num_body_bytes or 0
+        return head.data
 
     def _send_body(self, body: bytes, more: bool) -> None:
         head, self._head = self._head or b"", None

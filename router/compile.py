@@ -25,7 +25,7 @@ HOT = (
     *("plan_messages", "plan_responses", "prefill_rules", "dialects", "served"),
     *("context", "generate", "pipeline", "pass_through", "legs", "first_event", "relay", "reply", "timing"),
     *("client_watch", "token_usage", "trace_context", "tracing", "span_attributes"),
-    *("http1_answer", "http1_client", "http1_connection", "http1_request", "worker_client"),
+    *("answer_head", "http1_answer", "http1_client", "http1_connection", "http1_request", "worker_client"),
     *("metric_kinds", "metrics", "lifecycle_metrics", "pools", "registry", "workers", "worker_news", "release"),
 )
 MYPY_SETTINGS = "[mypy]\nfollow_imports = silent\nignore_missing_imports = True\n"

@@ -82,7 +82,7 @@ def run(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]:
         options.routers,
         peer_bin=options.peer_venv.resolve() / "bin",
         effort=effort,
-        cores=Cores(router=router_core, load=load_core),
+        cores=Cores(router=router_core, load=load_core, may_halt=options.may_halt),
     )
     pauses_ms.append(probe(router_core, PROBE_S))
     return {
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace, given: Sequence[str]) -> dict[str, Any]:
         "commit": options.commit or _commit(),
         "hardware": f"{os.cpu_count()} CPU cores ({platform.machine()}, {_cpu_name()})",
         "versions": {"Python": platform.python_version(), "hot path": form, **_libraries(), **versions},
-        "cores": {"router": router_core, "load": load_core},
+        "cores": {"router": router_core, "load": load_core, "may_halt": options.may_halt},
         "load_average": [load_before, os.getloadavg()[0]],
         "pauses_ms": pauses_ms,
         "seconds": effort.seconds,
@@ -157,6 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=Effort().seconds, help="of load in each round")
     parser.add_argument("--rounds", type=int, default=Effort().num_rounds, help="of each router and case")
     parser.add_argument("--peer-venv", type=Path, default=ROOT / PEER_VENV, help=f"default: {PEER_VENV}")
+    parser.add_argument("--may-halt", action="store_true", help="let idle cores halt in paced cases too")
     parser.add_argument("--sources", action="store_true", help="our router as it is, without compiling its hot path")
     parser.add_argument("--commit", default="", help="where git can't say it")
     parser.add_argument("--out", default="", metavar="FILE", help="result file, JSON")

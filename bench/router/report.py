@@ -28,10 +28,11 @@ def heading(result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     load = " -> ".join(f"{value:.1f}" for value in result["load_average"])
     pauses = " and ".join(f"{one['p99']:.2f}" for one in result["pauses_ms"])
+    halting = "may halt" if result["cores"]["may_halt"] else "are kept awake in paced cases"
     return (
         f"`{result['command']}` at {result['commit']}\n\n{result['hardware']}; {versions}; router on core "
-        f"{result['cores']['router']}, mocks and load on core {result['cores']['load']}; load average {load}; "
-        f"pauses of the machine itself on the router's core before and after, p99: {pauses} ms"
+        f"{result['cores']['router']}, mocks and load on core {result['cores']['load']}, which {halting}; "
+        f"load average {load}; pauses of the machine itself on the router's core before and after, p99: {pauses} ms"
     )
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
@@ -17,6 +17,7 @@ from typing import Any
 import uvloop
 
 from bench.router.accounting import cpu_s, peak_rss_mb, pin
+from bench.router.awake import kept_awake
 from bench.router.cases import Case
 from bench.router.control import call
 from bench.router.load import opened
@@ -42,6 +43,15 @@ class Cores:
 
     router: int
     load: int
+    may_halt: bool = False
+    """Also where latency is measured at a rate that leaves them idle for most of the time."""
+
+    @contextmanager
+    def ready_for(self, case: Case) -> Iterator[None]:
+        """The cores as they are while ``case`` is measured."""
+        is_awake = case.rate_rps is not None and not self.may_halt
+        with kept_awake((self.router, self.load), os.getpid()) if is_awake else nullcontext():
+            yield
 
 
 def measure(
@@ -60,7 +70,11 @@ def measure(
                 log_folder = Path(folder)
                 places.append(start(name, peer_bin=peer_bin, engines=engines, core=cores.router, folder=log_folder))
             with _without_collections():
-                return [_measure_case(case, places, effort, mock_pid, engines["control"][0]) for case in cases]
+                measured = []
+                for case in cases:
+                    with cores.ready_for(case):
+                        measured.append(_measure_case(case, places, effort, mock_pid, engines["control"][0]))
+                return measured
         finally:
             for place in places:
                 place.terminate()

@@ -37,7 +37,7 @@ def good_result() -> dict[str, Any]:
         "commit": "c0ffee",
         "hardware": "2 CPU cores",
         "versions": {"vllm-router": "0.1.17"},
-        "cores": {"router": 1, "load": 0},
+        "cores": {"router": 1, "load": 0, "may_halt": False},
         "load_average": [0.1, 1.2],
         "pauses_ms": [{"p50": 0.0, "p99": 0.1, "max": 0.4}, {"p50": 0.0, "p99": 0.2, "max": 0.3}],
         "cases": cases,
