@@ -10,7 +10,11 @@ from torch import nn
 from vllm.compilation.breakable_cudagraph import eager_break_during_capture
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.layernorm import GemmaRMSNorm
-from vllm.model_executor.layers.linear import MinimaxM3QKVParallelLinearWithIndexer, RowParallelLinear
+from vllm.model_executor.layers.linear import (
+    MinimaxM3QKVParallelLinearWithIndexer,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.layers.rotary_embedding import get_rope
 
@@ -20,7 +24,10 @@ from msa_model.pages import LayerPages, key_slot
 
 
 class MSAAttention(nn.Module):
-    """MSA (fact M2) of layer ``layer``: one fused projection to q, k, v, index query and index key."""
+    """MSA (fact M2) of layer ``layer``: one fused projection to q, k, v, index query and index key.
+
+    A layer without an index branch (``MSAShape.dense_layers``) has no index projections and attends to everything.
+    """
 
     key_slots: torch.Tensor
     value_slots: torch.Tensor
@@ -38,16 +45,8 @@ class MSAAttention(nn.Module):
         super().__init__()
         self.shape = shape
         self.pools = pools
-        self.qkv_proj = MinimaxM3QKVParallelLinearWithIndexer(
-            config.hidden_size,
-            HEAD_DIM,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            config.sparse_attention_config["sparse_num_index_heads"],
-            config.sparse_attention_config["sparse_index_dim"],
-            quant_config=quant_config,
-            prefix=f"{prefix}.qkv_proj",
-        )
+        self.has_index = layer not in shape.dense_layers
+        self.qkv_proj = _qkv_proj(config, self.has_index, quant_config, f"{prefix}.qkv_proj")
         self.o_proj = RowParallelLinear(
             config.num_attention_heads * HEAD_DIM,
             config.hidden_size,
@@ -55,9 +54,8 @@ class MSAAttention(nn.Module):
             quant_config=quant_config,
             prefix=f"{prefix}.o_proj",
         )
-        self.q_norm, self.k_norm, self.index_q_norm, self.index_k_norm = (
-            GemmaRMSNorm(HEAD_DIM, eps=config.rms_norm_eps) for _ in range(4)
-        )
+        for name in ("q_norm", "k_norm", *(("index_q_norm", "index_k_norm") if self.has_index else ())):
+            self.add_module(name, GemmaRMSNorm(HEAD_DIM, eps=config.rms_norm_eps))
         self.rotary_emb = get_rope(
             HEAD_DIM,
             max_position=config.max_position_embeddings,
@@ -70,7 +68,9 @@ class MSAAttention(nn.Module):
         # Buffers, so that they follow the model to its device: a list would be copied there at each call.
         self.register_buffer("key_slots", torch.tensor(key_slots), persistent=False)
         self.register_buffer("value_slots", torch.tensor(key_slots) + 1, persistent=False)
-        self.register_buffer("index_slots", torch.tensor([layer]), persistent=False)
+        # A dense layer reads none, whatever is in it.
+        index_slot = shape.index_slot(layer) if self.has_index else 0
+        self.register_buffer("index_slots", torch.tensor([index_slot]), persistent=False)
 
     def layer_pages(self) -> LayerPages:
         """This layer's slots in the bound pools."""
@@ -89,15 +89,30 @@ class MSAAttention(nn.Module):
         """``positions`` int [T], ``hidden`` [T, hidden_size] -> [T, hidden_size], summed over ranks."""
         heads, kv_heads = self.shape.num_heads, self.shape.num_kv_heads
         qkv, _ = self.qkv_proj(hidden)
-        sizes = [heads * HEAD_DIM, *[kv_heads * HEAD_DIM] * 3, HEAD_DIM]
-        query, key, value, index_query, index_key = qkv.split(sizes, dim=-1)
+        sizes = [heads * HEAD_DIM, *[kv_heads * HEAD_DIM] * 2]
+        if self.has_index:
+            sizes += [kv_heads * HEAD_DIM, HEAD_DIM]
+        query, key, value, *index = qkv.split(sizes, dim=-1)
         query, key = self.rotary_emb(positions, _per_head(self.q_norm, query), _per_head(self.k_norm, key))
-        index_query, index_key = self.rotary_emb(
-            positions, _per_head(self.index_q_norm, index_query), _per_head(self.index_k_norm, index_key)
-        )
+        index_query, index_key = None, None
+        if self.has_index:
+            index_query, index_key = self.rotary_emb(
+                positions, _per_head(self.index_q_norm, index[0]), _per_head(self.index_k_norm, index[1])
+            )
         out = torch.zeros_like(query)
         run_attention(self, query, key, value, index_query, index_key, out)
         return self.o_proj(out)[0]
+
+
+def _qkv_proj(
+    config: Any, has_index: bool, quant_config: QuantizationConfig | None, prefix: str
+) -> QKVParallelLinear | MinimaxM3QKVParallelLinearWithIndexer:
+    sizes = (config.hidden_size, HEAD_DIM, config.num_attention_heads, config.num_key_value_heads)
+    if not has_index:
+        return QKVParallelLinear(*sizes, bias=False, quant_config=quant_config, prefix=prefix)
+    sparse = config.sparse_attention_config
+    index_sizes = (sparse["sparse_num_index_heads"], sparse["sparse_index_dim"])
+    return MinimaxM3QKVParallelLinearWithIndexer(*sizes, *index_sizes, quant_config=quant_config, prefix=prefix)
 
 
 def _per_head(norm: GemmaRMSNorm, x: torch.Tensor) -> torch.Tensor:
@@ -112,11 +127,14 @@ def run_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    index_query: torch.Tensor,
-    index_key: torch.Tensor,
+    index_query: torch.Tensor | None,
+    index_key: torch.Tensor | None,
     out: torch.Tensor,
 ) -> None:
-    """Store this step's keys and values, then attend; all tensors [T, heads * 128], ``out`` is written in place."""
+    """Store this step's keys and values, then attend; all tensors [T, heads * 128], ``out`` is written in place.
+
+    ``index_query`` and ``index_key`` are None in a dense layer.
+    """
     metadata_of = get_forward_context().attn_metadata
     if not isinstance(metadata_of, dict):  # a profiling run, before any cache is bound
         return
@@ -128,5 +146,10 @@ def run_attention(
         return x[:num_tokens].unflatten(-1, (-1, HEAD_DIM))
 
     pages = layer.layer_pages()
-    pages.write(metadata.slot_mapping[:num_tokens], by_head(key), by_head(value), by_head(index_key))
+    slots = metadata.slot_mapping[:num_tokens]
+    if index_query is None or index_key is None:
+        pages.write(slots, by_head(key), by_head(value), None)
+        kv_pool.impl.dense_op.forward(metadata, by_head(query), pages, by_head(out))
+        return
+    pages.write(slots, by_head(key), by_head(value), by_head(index_key))
     kv_pool.impl.op.forward(metadata, by_head(query), by_head(index_query), pages, by_head(out))

@@ -7,18 +7,21 @@ from vllm.v1.attention.backend import AttentionBackend, AttentionImplBase
 from vllm.v1.kv_cache_interface import KVCacheLayout, KVCacheSpec
 
 from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
+from msa_model.dense_attention import TorchDenseAttention
 from msa_model.metadata import MSAMetadata, MSAMetadataBuilder
 from msa_model.reference.sparse_attention import SCALE, TorchSparseAttention
 
 
 class MSAImpl(AttentionImplBase[MSAMetadata]):
-    """The attention implementation in vLLM's sense. A kernel replaces ``op``, nothing else."""
+    """The attention implementation in vLLM's sense. A kernel replaces ``op`` and ``dense_op``, nothing else."""
 
-    def __init__(self, shape: MSAShape) -> None:
+    def __init__(self, shape: MSAShape, max_blocks: int) -> None:
+        """``max_blocks``: of the longest context."""
         self.num_heads, self.num_kv_heads = shape.num_heads, shape.num_kv_heads
         self.head_size, self.scale = HEAD_DIM, SCALE
         self.kv_cache_dtype = "nvfp4"
         self.op = TorchSparseAttention(shape)
+        self.dense_op = TorchDenseAttention(shape, max_blocks)
 
 
 class MSABackend(AttentionBackend):

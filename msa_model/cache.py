@@ -68,7 +68,7 @@ class KVPool(CachePool):
 
 
 class IndexPool(CachePool):
-    """Index keys of all layers, one head, the same on every tensor-parallel rank.
+    """Index keys of all layers that have an index branch, one head, the same on every tensor-parallel rank.
 
     vLLM binds it after the K/V pool, so this one checks that the two make a row where a row is needed.
     """
@@ -76,7 +76,7 @@ class IndexPool(CachePool):
     backend = MSAIndexBackend
 
     def __init__(self, name: str, shape: MSAShape, impl: MSAImpl, kv_pool: KVPool) -> None:
-        super().__init__(name, shape.num_layers, impl)
+        super().__init__(name, shape.num_index_layers, impl)
         config = get_current_vllm_config()
         self.needs_row = config.kv_transfer_config is not None
         self.has_drafter = config.speculative_config is not None

@@ -1,12 +1,14 @@
-"""Model configuration, its validation, and the sizes of one tensor-parallel rank.
+"""Validation of a model and its engine's settings, and the sizes of one tensor-parallel rank.
 
 Owns every start-up refusal: a configuration that this model can't serve right stops here with the name of its key.
+Imports no engine, so that a checkpoint can be checked before one is built.
 """
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm.transformers_utils.configs.minimax_m3 import MiniMaxM3TextConfig
+from msa_model.checkpoint_tensors import index_layers, projections, routed_experts
+from msa_model.quant_scheme import GROUP_SIZE, QuantScheme
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -14,19 +16,7 @@ if TYPE_CHECKING:
 # Facts M2 and M4: selection, paging and the NVFP4 slot layout all assume these.
 BLOCK_SIZE = 128
 HEAD_DIM = 128
-NVFP4_GROUP = 16
 KV_CACHE_DTYPES = ("auto", "nvfp4")
-
-
-class MiniMaxM31FlashConfig(MiniMaxM3TextConfig):
-    """Text backbone of MiniMax-M3.1-Flash: M3's schema, index branch on every layer."""
-
-    model_type = "minimax_m31_flash"
-    architectures = ["MiniMaxM31FlashForCausalLM"]  # noqa: RUF012 - transformers reads a plain class attribute
-
-    # transformers 5 gives a subclass without __init__ a generated one that skips the parent's.
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +30,8 @@ class MSAShape:
     topk_blocks: int
     local_blocks: int
     """Newest blocks that are always kept."""
+    dense_layers: frozenset[int] = frozenset()
+    """Layers without an index branch, which attend to the whole context: none in M3.1, the first three in M3."""
 
     @classmethod
     def from_config(cls, config: Any, tp_size: int) -> "MSAShape":
@@ -63,7 +55,18 @@ class MSAShape:
             num_kv_heads=max(1, kv_heads // tp_size),
             topk_blocks=sparse["sparse_topk_blocks"],
             local_blocks=sparse["sparse_local_block"],
+            dense_layers=frozenset(range(config.num_hidden_layers)) - frozenset(index_layers(config)),
         )
+
+    @property
+    def num_index_layers(self) -> int:
+        """Layers with an index branch, and slots of the index pool."""
+        return self.num_layers - len(self.dense_layers)
+
+    def index_slot(self, layer: int) -> int:
+        """Slot of a layer's index keys in the index pool, which has none for dense layers."""
+        assert layer not in self.dense_layers, "a dense layer has no index keys"
+        return layer - sum(dense < layer for dense in self.dense_layers)
 
 
 def _require(holds: bool, key: str, value: object, wanted: str) -> None:
@@ -87,13 +90,18 @@ def check_model_config(config: Any) -> None:
     _require(not config.attention_output_gate, "attention_output_gate", config.attention_output_gate, "false")
     _require(not config.tie_word_embeddings, "tie_word_embeddings", config.tie_word_embeddings, "false")
     _check_sparse(config.sparse_attention_config, kv_heads, layers)
-    if any(config.moe_layer_freq):
-        _check_quantization(getattr(config, "quantization_config", None))
+    _check_quantization(config)
 
 
 def _check_sparse(sparse: dict[str, Any], kv_heads: int, num_layers: int) -> None:
     topk, local = sparse["sparse_topk_blocks"], sparse["sparse_local_block"]
     every = [1] * num_layers
+    freq = sparse.get("sparse_attention_freq") or every
+    is_pattern = len(freq) == num_layers and set(freq) <= {0, 1} and any(freq)
+    disabled = sparse.get("sparse_disable_index_value") or every
+    has_no_values = len(disabled) == num_layers and all(
+        is_disabled for is_disabled, has_index in zip(disabled, freq, strict=False) if has_index
+    )
     wanted: list[tuple[str, bool, str]] = [
         ("sparse_block_size", sparse["sparse_block_size"] == BLOCK_SIZE, str(BLOCK_SIZE)),
         ("sparse_index_dim", sparse["sparse_index_dim"] == HEAD_DIM, f"head_dim={HEAD_DIM}"),
@@ -105,20 +113,39 @@ def _check_sparse(sparse: dict[str, Any], kv_heads: int, num_layers: int) -> Non
         ("sparse_score_type", sparse.get("sparse_score_type", "max") == "max", "'max'"),
         ("sparse_init_block", sparse.get("sparse_init_block", 0) == 0, "0"),
         ("sparse_local_block", 1 <= local <= topk, "between 1 and sparse_topk_blocks: the newest block is always kept"),
-        ("sparse_attention_freq", sparse.get("sparse_attention_freq", every) == every, "1 on every layer"),
-        ("sparse_disable_index_value", sparse.get("sparse_disable_index_value", every) == every, "1 on every layer"),
+        ("sparse_attention_freq", is_pattern, f"{num_layers} times 0 or 1, and 1 for a layer at least"),
+        ("sparse_disable_index_value", has_no_values, "1 on every layer that has an index branch"),
     ]
     for key, holds, text in wanted:
         _require(holds, f"sparse_attention_config.{key}", sparse.get(key), text)
 
 
-def _check_quantization(quantization: dict[str, Any] | None) -> None:
-    _require(quantization is not None, "quantization_config", None, "given: routed experts are ModelOpt NVFP4")
-    assert quantization is not None
-    settings = quantization.get("quantization", quantization)
-    algo, group = settings.get("quant_algo"), settings.get("group_size", NVFP4_GROUP)
-    _require(algo == "NVFP4", "quantization_config.quant_algo", algo, "'NVFP4'")
-    _require(group == NVFP4_GROUP, "quantization_config.group_size", group, str(NVFP4_GROUP))
+def _check_quantization(config: Any) -> None:
+    """Routed experts NVFP4, the projections of one fused layer alike and never NVFP4, routers and head plain."""
+    scheme = QuantScheme.of(config)
+    key = "quantization_config"
+    if scheme is None:
+        _require(not any(config.moe_layer_freq), key, None, "given: routed experts are ModelOpt NVFP4")
+        return
+    formats: dict[str, str | None] = {}
+    for linear in projections(config):
+        stored = scheme.format_of(linear.module)
+        _require(stored != "NVFP4", f"{key}: {linear.module}", stored, "MXFP8 or not quantised (name it in `ignore`)")
+        first = formats.setdefault(linear.group, stored)
+        _require(stored == first, f"{key}: {linear.module}", stored, f"{first}, like its neighbours in one projection")
+        _check_groups(linear.module, linear.inputs, stored)
+    for linear in routed_experts(config):
+        stored = scheme.format_of(linear.module)
+        _require(stored == "NVFP4", f"{key}: {linear.module}", stored, "NVFP4")
+        _check_groups(linear.module, linear.inputs, stored)
+    stored = scheme.format_of("lm_head")
+    _require(stored is None, f"{key}: lm_head", stored, "not quantised (name it in `ignore`)")
+
+
+def _check_groups(module: str, inputs: int, stored: str | None) -> None:
+    if stored is not None:
+        group = GROUP_SIZE[stored]
+        _require(inputs % group == 0, f"inputs of {module}", inputs, f"a multiple of {group}, which share a scale")
 
 
 def check_engine_config(vllm_config: "VllmConfig") -> None:
@@ -127,11 +154,16 @@ def check_engine_config(vllm_config: "VllmConfig") -> None:
     The block size is checked by ``check_block_size``, as vLLM settles it later than the model is built.
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
-    pp, dcp = parallel.pipeline_parallel_size, parallel.decode_context_parallel_size
+    pp, dcp, dp = (
+        parallel.pipeline_parallel_size,
+        parallel.decode_context_parallel_size,
+        parallel.data_parallel_size,
+    )
     _require(pp == 1, "pipeline_parallel_size", pp, "1: a KV row holds the pages of all layers")
     _require(dcp == 1, "decode_context_parallel_size", dcp, "1")
-    experts = parallel.enable_expert_parallel
-    _require(not experts, "enable_expert_parallel", experts, "false")
+    if vllm_config.kv_transfer_config is not None:
+        _require(dp == 1, "data_parallel_size", dp, "1 with a KV connector, which has one side channel an engine")
+    _require(not parallel.enable_eplb, "enable_eplb", parallel.enable_eplb, "false: experts stay where they were put")
     _require(cache.cache_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", cache.cache_dtype, f"one of {KV_CACHE_DTYPES}")
     index_dtype = vllm_config.attention_config.indexer_kv_dtype
     _require(
@@ -140,6 +172,27 @@ def check_engine_config(vllm_config: "VllmConfig") -> None:
         index_dtype,
         f"one of {KV_CACHE_DTYPES}",
     )
+
+
+def check_cuts(config: Any, tp_size: int, moe_tp_size: int) -> None:
+    """Raise ValueError, naming the key, if the feed-forward layers can't be cut over the ranks.
+
+    ``tp_size`` ranks share each dense layer, ``moe_tp_size`` each routed expert (1 under expert parallelism). A cut
+    must not go through a group of values that share a scale.
+    """
+    scheme = QuantScheme.of(config)
+    cuts = {
+        linear.module: (linear.inputs, scheme.format_of(linear.module) if scheme else None, tp_size)
+        for linear in projections(config)
+        if linear.module.endswith("down_proj")
+    }
+    first = next(routed_experts(config), None)
+    if first is not None:
+        cuts[first.module] = (config.intermediate_size, "NVFP4", moe_tp_size)
+    for module, (size, stored, ranks) in cuts.items():
+        group = GROUP_SIZE[stored] if stored else 1
+        wanted = f"so that {size} inputs of {module} are cut between groups of {group}"
+        _require(size % (ranks * group) == 0, "ranks of tensor parallelism", ranks, wanted)
 
 
 def check_block_size(block_size: int) -> None:

@@ -1,11 +1,17 @@
 """Checkpoint names to parameters: upstream's MiniMax-M3 names, with fused projections and routed experts."""
 
+import logging
+import re
 from collections.abc import Iterable
 
 import torch
 from torch import nn
 from vllm.model_executor.layers.fused_moe import fused_moe_make_expert_params_mapping
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
+
+from msa_model.checkpoint_names import is_cache_scale, is_ignored, stored_name
+
+logger = logging.getLogger("vllm.msa_model.loading")
 
 # (part of the parameter's name, part of the checkpoint's name, shard); the dots keep q_proj out of index_q_proj.
 FUSED: list[tuple[str, str, int | str]] = [
@@ -17,9 +23,11 @@ FUSED: list[tuple[str, str, int | str]] = [
     (".gate_up_proj.", ".gate_proj.", 0),
     (".gate_up_proj.", ".up_proj.", 1),
 ]
-EXPERTS = ".block_sparse_moe.experts."
-# Of a drafter that this model does not have.
-IGNORED = ".mtp."
+# The part of an expert's name that vLLM's mapping goes by.
+_EXPERT = re.compile(r"experts\.\d+\.\w+\.(?:base_layer\.)?")
+
+# Part of a checkpoint's name -> (part of the parameter's name, expert, shard).
+ExpertMapping = dict[str, tuple[str, int, str]]
 
 
 def load_weights(model: nn.Module, num_experts: int, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
@@ -28,23 +36,34 @@ def load_weights(model: nn.Module, num_experts: int, weights: Iterable[tuple[str
     Raises ValueError for a weight that has no parameter, and for parameters that no weight filled.
     """
     parameters = dict(model.named_parameters())
-    expert_mapping = fused_moe_make_expert_params_mapping(model, "w1", "w2", "w3", num_experts)
+    # By name, as a search through all experts for each of 87,552 tensors would take longer than to read some.
+    experts = {
+        single: (fused, expert, shard)
+        for fused, single, expert, shard in fused_moe_make_expert_params_mapping(model, "w1", "w2", "w3", num_experts)
+    }
     loaded: set[str] = set()
-    for name, weight in weights:
-        if IGNORED in f".{name}":
+    num_cache_scales = 0
+    for checkpoint_name, weight in weights:
+        name = stored_name(checkpoint_name)
+        if is_ignored(name):
+            num_cache_scales += is_cache_scale(name)
             continue
+        if weight.dtype == torch.float8_e8m0fnu:
+            weight = weight.view(torch.uint8)  # vLLM keeps the bytes; a copy would convert the values
+        expert = _EXPERT.search(name)
         target = (
-            _load_expert(parameters, expert_mapping, name, weight)
-            if EXPERTS in name
+            _load_expert(parameters, experts, name, expert[0], weight)
+            if expert
             else _load_dense(parameters, name, weight)
         )
         if target is None:
-            raise ValueError(f"the checkpoint's weight {name} has no place in this model")
+            raise ValueError(f"the checkpoint's weight {checkpoint_name} has no place in this model")
         loaded.add(target)
-    # Activations are not quantised, so a checkpoint need not say how.
-    missing = sorted(name for name in parameters.keys() - loaded if not name.endswith("_input_scale"))
+    missing = sorted(parameters.keys() - loaded)
     if missing:
         raise ValueError(f"the checkpoint lacks {len(missing)} weights of this model, such as {missing[0]}")
+    if num_cache_scales:
+        logger.warning("%d calibrated cache scales are not used: this cache's scale per tensor is 1", num_cache_scales)
     return loaded
 
 
@@ -62,15 +81,14 @@ def _load_dense(parameters: dict[str, nn.Parameter], name: str, weight: torch.Te
 
 
 def _load_expert(
-    parameters: dict[str, nn.Parameter],
-    mapping: list[tuple[str, str, int, str]],
-    name: str,
-    weight: torch.Tensor,
+    parameters: dict[str, nn.Parameter], experts: ExpertMapping, name: str, single: str, weight: torch.Tensor
 ) -> str | None:
-    for fused, single, expert, shard in mapping:
-        target = name.replace(single, fused)
-        if target != name and target in parameters:
-            loader = parameters[target].weight_loader
-            loader(parameters[target], weight, target, shard_id=shard, expert_id=expert)
-            return target
-    return None
+    """Another rank's expert counts as loaded: vLLM's loader leaves it alone."""
+    if single not in experts:
+        return None
+    fused, expert, shard = experts[single]
+    target = name.replace(single, fused)
+    if target not in parameters:
+        return None
+    parameters[target].weight_loader(parameters[target], weight, target, shard_id=shard, expert_id=expert)
+    return target

@@ -20,7 +20,7 @@ from vllm.sequence import IntermediateTensors
 from msa_model.attention import MSAAttention
 from msa_model.backend import MSAImpl
 from msa_model.cache import IndexPool, KVPool
-from msa_model.config import MSAShape, check_engine_config
+from msa_model.config import BLOCK_SIZE, MSAShape, check_cuts, check_engine_config
 from msa_model.loading import load_weights
 
 
@@ -143,9 +143,12 @@ class MSAModel(nn.Module):
         config = vllm_config.model_config.hf_text_config
         quant_config = vllm_config.quant_config
         check_engine_config(vllm_config)
-        shape = MSAShape.from_config(config, get_tensor_model_parallel_world_size())
+        tp_size, parallel = get_tensor_model_parallel_world_size(), vllm_config.parallel_config
+        shape = MSAShape.from_config(config, tp_size)
+        # vLLM cuts experts over the replicas' ranks too, unless each rank has whole ones.
+        check_cuts(config, tp_size, 1 if parallel.enable_expert_parallel else tp_size * parallel.data_parallel_size)
         self.num_experts = config.num_local_experts
-        impl = MSAImpl(shape)
+        impl = MSAImpl(shape, -(-vllm_config.model_config.max_model_len // BLOCK_SIZE))
         # vLLM wants exactly one number in a cache layer's name. The K/V pool comes first, as it begins the row.
         self.kv_pool = KVPool(f"{prefix}.kv_pool.0", shape, impl)
         self.index_pool = IndexPool(f"{prefix}.index_pool.0", shape, impl, self.kv_pool)

@@ -1,7 +1,7 @@
 """Routed experts in plain torch: sigmoid routing with a bias, SwiGLU-OAI, weights stored as ModelOpt NVFP4.
 
 The twin that kernels are checked against. Shape letters: T tokens, E experts, H hidden size, I intermediate size of
-this rank.
+this rank. Under expert parallelism a rank has whole experts, and routes among all of them.
 """
 
 from typing import TYPE_CHECKING
@@ -35,6 +35,17 @@ def swiglu_oai(gate: torch.Tensor, up: torch.Tensor, limit: float, alpha: float,
     """``g * sigmoid(alpha * g) * (u + beta)`` with g clamped from above and u from both sides at ``limit``."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + beta)
+
+
+def local_experts(expert_map: torch.Tensor | None) -> torch.Tensor | None:
+    """The experts of this rank in the order of its weights, int64; None if it has all of them.
+
+    ``expert_map``: vLLM's int [E], the place among this rank's weights or -1.
+    """
+    if expert_map is None:
+        return None
+    [mine] = (expert_map >= 0).nonzero(as_tuple=True)
+    return mine[expert_map[mine].argsort()]
 
 
 class TorchModelOptNvFp4MoEMethod(ModelOptNvFp4FusedMoE):
@@ -71,6 +82,7 @@ class TorchModelOptNvFp4MoEMethod(ModelOptNvFp4FusedMoE):
         w2 = dequantize(layer.w2_weight.data, layer.w2_weight_scale.data)
         w2 *= layer.w2_weight_scale_2.data[:, None, None]
         layer.w13_decoded, layer.w2_decoded = w13.to(dtype), w2.to(dtype)
+        layer.local_experts = local_experts(layer.expert_map)
 
     def apply_monolithic(
         self,
@@ -79,12 +91,14 @@ class TorchModelOptNvFp4MoEMethod(ModelOptNvFp4FusedMoE):
         router_logits: torch.Tensor,
         input_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Sum of the routed experts, [T, H] of ``x``'s dtype; this rank's share under tensor parallelism.
+        """Sum of the routed experts, [T, H] of ``x``'s dtype; this rank's share under tensor or expert parallelism.
 
-        Every expert runs on every token and counts with weight 0 where it was not chosen: static shapes, and no wait
-        for the device.
+        Every expert of this rank runs on every token and counts with weight 0 where it was not chosen: static shapes,
+        and no wait for the device.
         """
         gate_TE = route(router_logits, layer.e_score_correction_bias, layer.top_k, layer.routed_scaling_factor)
+        if layer.local_experts is not None:
+            gate_TE = gate_TE.index_select(-1, layer.local_experts)
         gate, up = torch.einsum("th,eih->eti", x, layer.w13_decoded).chunk(2, dim=-1)
         hidden = swiglu_oai(gate, up, layer.swiglu_limit, layer.swiglu_alpha, layer.swiglu_beta)
         weighted = hidden * gate_TE.t()[..., None].to(x.dtype)

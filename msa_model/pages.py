@@ -13,8 +13,8 @@ out of another rank's row with one read; K and V of a layer stay together::
     slot 2 x (head x num_layers + layer)        K
     slot 2 x (head x num_layers + layer) + 1    V
 
-Slots of the index pool: ``layer``. In a block-outermost layout a block's row is its K/V page followed by its index
-page. Bytes of tokens that were not written yet are stale: they may decode to NaN.
+Slots of the index pool: one per layer with an index branch, in their order. In a block-outermost layout a block's row
+is its K/V page followed by its index page. Bytes of tokens that were not written yet are stale: they may decode to NaN.
 """
 
 from collections.abc import Sequence
@@ -37,9 +37,9 @@ def kv_page_bytes(num_layers: int, num_kv_heads: int) -> int:
     return 2 * num_layers * num_kv_heads * SLOT_BYTES
 
 
-def index_page_bytes(num_layers: int) -> int:
+def index_page_bytes(num_index_layers: int) -> int:
     """Bytes of one block in the index pool, the same on every rank."""
-    return num_layers * SLOT_BYTES
+    return num_index_layers * SLOT_BYTES
 
 
 def key_slot(layer: int, head: int, num_layers: int) -> int:
@@ -104,12 +104,16 @@ class LayerPages:
     index_slots: torch.Tensor
 
     def write(
-        self, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor, index_key: torch.Tensor
+        self, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor, index_key: torch.Tensor | None
     ) -> None:
-        """Store a step's ``key`` and ``value`` [T, kv_heads, 128] and ``index_key`` [T, 1, 128]."""
+        """Store a step's ``key`` and ``value`` [T, kv_heads, 128] and ``index_key`` [T, 1, 128].
+
+        A dense layer has no ``index_key``.
+        """
         self.kv.write(slot_mapping, self.key_slots, key)
         self.kv.write(slot_mapping, self.value_slots, value)
-        self.index.write(slot_mapping, self.index_slots, index_key)
+        if index_key is not None:
+            self.index.write(slot_mapping, self.index_slots, index_key)
 
 
 def check_row(caches: Sequence[torch.Tensor], *, is_whole_row: bool = True) -> int:

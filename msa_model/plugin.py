@@ -3,7 +3,7 @@
 Registers names only. It imports no model code, touches no device and may run any number of times in one process.
 """
 
-ARCHITECTURE = "MiniMaxM31FlashForCausalLM"
+from msa_model.published import ARCHITECTURE
 
 
 def register() -> None:
@@ -12,7 +12,7 @@ def register() -> None:
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from vllm import ModelRegistry
 
-    from msa_model.config import MiniMaxM31FlashConfig
+    from msa_model.hf_config import MiniMaxM31FlashConfig
     from msa_model.quant import register_quantization
 
     if MiniMaxM31FlashConfig.model_type not in CONFIG_MAPPING:

@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from msa_model.config import BLOCK_SIZE, HEAD_DIM, MiniMaxM31FlashConfig, MSAShape
+from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
+from msa_model.hf_config import MiniMaxM31FlashConfig
 from msa_model.metadata import MAX_SHORT_QUERY_LEN, LongQuery, MSAMetadata
 from msa_model.nano.weights import model_config
 from msa_model.pages import STATE_BYTES, LayerPages, SlotPages, key_slot

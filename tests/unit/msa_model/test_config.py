@@ -6,15 +6,11 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from msa_model.config import (
-    MiniMaxM31FlashConfig,
-    MSAShape,
-    check_block_size,
-    check_engine_config,
-    check_model_config,
-)
-from msa_model.plugin import ARCHITECTURE, register
-from msa_model.quant import METHOD, MSANvFp4Config
+from msa_model.config import MSAShape, check_block_size, check_cuts, check_engine_config, check_model_config
+from msa_model.hf_config import MiniMaxM31FlashConfig
+from msa_model.plugin import register
+from msa_model.published import ARCHITECTURE
+from msa_model.quant import METHOD, MSAQuantConfig
 from tests.unit.msa_model.factories import make_config
 
 
@@ -22,12 +18,19 @@ def make_engine(**changes: Any) -> Any:
     values = {
         "pipeline_parallel_size": 1,
         "decode_context_parallel_size": 1,
-        "enable_expert_parallel": False,
+        "data_parallel_size": 1,
+        "enable_eplb": False,
+        "kv_transfer_config": None,
         "cache_dtype": "auto",
         "indexer_kv_dtype": "auto",
     } | changes
     space = SimpleNamespace(**values)
-    return SimpleNamespace(parallel_config=space, cache_config=space, attention_config=space)
+    return SimpleNamespace(
+        parallel_config=space,
+        cache_config=space,
+        attention_config=space,
+        kv_transfer_config=values["kv_transfer_config"],
+    )
 
 
 def test_the_nano_config_is_served() -> None:
@@ -54,10 +57,14 @@ def test_the_nano_config_is_served() -> None:
         ("sparse_init_block", 1),
         ("sparse_local_block", 0),
         ("sparse_local_block", 5),
-        ("sparse_attention_freq", [0, 1, 1, 1]),
+        ("sparse_attention_freq", [1, 1, 1]),
+        ("sparse_attention_freq", [0, 0, 0, 0]),
+        ("sparse_attention_freq", [2, 1, 1, 1]),
         ("sparse_disable_index_value", [0, 1, 1, 1]),
         ("quant_algo", "MXFP8"),
+        ("quant_algo", "FP8"),
         ("group_size", 32),
+        ("moe_layer_freq", [0, 1, 1, 1, 1]),
         ("quantization_config", None),
     ],
 )
@@ -71,7 +78,7 @@ def test_a_model_that_cannot_be_served_right_is_refused_by_key(key: str, value: 
     [
         ("pipeline_parallel_size", 2, "pipeline_parallel_size"),
         ("decode_context_parallel_size", 2, "decode_context_parallel_size"),
-        ("enable_expert_parallel", True, "enable_expert_parallel"),
+        ("enable_eplb", True, "enable_eplb"),
         ("cache_dtype", "fp8", "kv_cache_dtype"),
         ("indexer_kv_dtype", "fp8", "attention_config.indexer_kv_dtype"),
     ],
@@ -80,6 +87,40 @@ def test_engine_settings_that_cannot_be_served_right_are_refused_by_key(key: str
     check_engine_config(make_engine())
     with pytest.raises(ValueError, match=named):
         check_engine_config(make_engine(**{key: value}))
+
+
+def test_replicas_serve_without_a_connector_and_are_refused_with_one() -> None:
+    check_engine_config(make_engine(data_parallel_size=4))
+    with pytest.raises(ValueError, match=r"data_parallel_size=4 .* side channel"):
+        check_engine_config(make_engine(data_parallel_size=4, kv_transfer_config=object()))
+
+
+def test_layers_without_an_index_branch_are_dense_and_have_no_slot_of_index_keys() -> None:
+    config = make_config(sparse_attention_freq=[0, 1, 0, 1], sparse_disable_index_value=[0, 1, 0, 1])
+    shape = MSAShape.from_config(config, 1)
+    assert shape.dense_layers == {0, 2}
+    assert shape.num_index_layers == 2
+    assert [shape.index_slot(layer) for layer in (1, 3)] == [0, 1]
+
+
+def test_a_model_that_says_nothing_of_a_pattern_has_an_index_branch_on_every_layer() -> None:
+    assert MSAShape.from_config(make_config(sparse_attention_freq=None), 1).dense_layers == frozenset()
+
+
+def test_ranks_that_cut_a_group_of_an_expert_are_refused_unless_experts_stay_whole() -> None:
+    config = make_config()
+    check_cuts(config, 4, 4)
+    with pytest.raises(ValueError, match=r"16 .*experts"):
+        check_cuts(config, 4, 16)
+    check_cuts(config, 4, 1)
+
+
+def test_ranks_that_cut_a_group_of_a_projection_are_refused() -> None:
+    layers = {"*.experts.*": {"quant_algo": "NVFP4"}, "*shared_experts*": {"quant_algo": "MXFP8"}}
+    config = make_config(quantization_config={"quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
+    check_cuts(config, 4, 1)
+    with pytest.raises(ValueError, match=r"8 .*shared_experts"):
+        check_cuts(config, 8, 1)
 
 
 def test_a_block_is_the_block_that_is_selected() -> None:
@@ -116,13 +157,13 @@ def test_registering_twice_is_harmless_and_makes_the_names_known() -> None:
     register()
     assert ARCHITECTURE in ModelRegistry.get_supported_archs()
     assert QUANTIZATION_METHODS.count(METHOD) == 1
-    assert get_quantization_config(METHOD) is MSANvFp4Config
+    assert get_quantization_config(METHOD) is MSAQuantConfig
     assert isinstance(AutoConfig.for_model("minimax_m31_flash"), MiniMaxM31FlashConfig)
 
 
 def test_only_nvfp4_checkpoints_of_this_model_are_claimed() -> None:
     ours, theirs = SimpleNamespace(model_type="minimax_m31_flash"), SimpleNamespace(model_type="llama")
     nvfp4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
-    assert MSANvFp4Config.override_quantization_method(nvfp4, None, ours) == METHOD
-    assert MSANvFp4Config.override_quantization_method(nvfp4, None, theirs) is None
-    assert MSANvFp4Config.override_quantization_method(nvfp4 | {"quant_algo": "FP8"}, None, ours) is None
+    assert MSAQuantConfig.override_quantization_method(nvfp4, None, ours) == METHOD
+    assert MSAQuantConfig.override_quantization_method(nvfp4, None, theirs) is None
+    assert MSAQuantConfig.override_quantization_method(nvfp4 | {"quant_algo": "FP8"}, None, ours) is None

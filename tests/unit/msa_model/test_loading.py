@@ -49,7 +49,8 @@ def model(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Record]:
 FUSED = [f"layers.0.self_attn.{name}_proj.weight" for name in ("q", "k", "v", "index_q", "index_k")]
 MLP = [f"layers.0.mlp.{name}_proj.weight" for name in ("gate", "up")]
 EXPERTS = [f"layers.0.block_sparse_moe.experts.{e}.{s}.weight" for e in range(2) for s in ("w1", "w3")]
-ALL = [*FUSED, *MLP, *EXPERTS, "norm.weight"]
+SCALES = [f"layers.0.block_sparse_moe.experts.{e}.{s}.input_scale" for e in range(2) for s in ("w1", "w3")]
+ALL = [*FUSED, *MLP, *EXPERTS, *SCALES, "norm.weight"]
 
 
 def weights(names: list[str]) -> list[tuple[str, torch.Tensor]]:
@@ -63,7 +64,7 @@ def test_every_name_reaches_its_shard(model: tuple[nn.Module, Record]) -> None:
     assert shards == [
         *("q", "k", "v", "index_q", "index_k"),
         *(0, 1),
-        *({"shard_id": s, "expert_id": e} for e in range(2) for s in ("w1", "w3")),
+        *[{"shard_id": s, "expert_id": e} for e in range(2) for s in ("w1", "w3")] * 2,
         {},
     ]
     assert {name for name, _, _ in record[:5]} == {"layers.0.self_attn.qkv_proj.weight"}
@@ -73,6 +74,25 @@ def test_every_name_reaches_its_shard(model: tuple[nn.Module, Record]) -> None:
 def test_a_weight_without_a_place_is_refused_by_name(model: tuple[nn.Module, Record], name: str) -> None:
     with pytest.raises(ValueError, match=name):
         load_weights(model[0], 2, weights([*ALL, name]))
+
+
+def test_scales_by_upstreams_name_and_as_exponents_reach_their_parameter_as_bytes() -> None:
+    tree = nn.Module()
+    tree.proj = nn.Module()
+    scale = torch.tensor([[120, 130]], dtype=torch.uint8)
+    tree.proj.weight_scale = nn.Parameter(torch.zeros(1, 2, dtype=torch.uint8), requires_grad=False)
+    load_weights(tree, 0, [("proj.weight_scale_inv", scale.view(torch.float8_e8m0fnu))])
+    assert torch.equal(tree.proj.weight_scale, scale)
+
+
+def test_calibrated_cache_scales_are_left_out_and_said_to_be(
+    model: tuple[nn.Module, Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(loading.logger, "warning", lambda text, *args: said.append(text % args))
+    load_weights(model[0], 2, weights([*ALL, "layers.0.self_attn.k_proj.k_scale"]))
+    [text] = said
+    assert text.startswith("1 calibrated cache scales")
 
 
 def test_a_parameter_without_a_weight_is_refused_by_name(model: tuple[nn.Module, Record]) -> None:

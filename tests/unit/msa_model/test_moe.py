@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from msa_model.moe import TorchModelOptNvFp4MoEMethod, route, swiglu_oai
@@ -20,6 +21,7 @@ def make_layer() -> Any:
     w13, w13_scale = packed(EXPERTS, 2 * SIZE, HIDDEN)
     w2, w2_scale = packed(EXPERTS, HIDDEN, SIZE)
     return SimpleNamespace(
+        expert_map=None,
         w13_weight=w13,
         w13_weight_scale=w13_scale,
         w13_weight_scale_2=torch.rand(EXPERTS, 2) / 4 + 0.1,
@@ -51,14 +53,18 @@ def run_one_by_one(layer: Any, x: torch.Tensor, logits: torch.Tensor) -> torch.T
     return out
 
 
-def test_the_method_equals_a_loop_over_tokens_and_experts() -> None:
-    torch.manual_seed(0)
-    layer = make_layer()
+def run(layer: Any, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     method = object.__new__(TorchModelOptNvFp4MoEMethod)
     method.moe = SimpleNamespace(in_dtype=torch.float32)
     method.process_weights_after_loading(layer)
+    return method.apply_monolithic(layer, x, logits)
+
+
+def test_the_method_equals_a_loop_over_tokens_and_experts() -> None:
+    torch.manual_seed(0)
+    layer = make_layer()
     x, logits = torch.randn(11, HIDDEN) * 3, torch.randn(11, EXPERTS)
-    out = method.apply_monolithic(layer, x, logits)
+    out = run(layer, x, logits)
     assert torch.allclose(out, run_one_by_one(layer, x, logits), rtol=1e-4, atol=1e-3)
 
 
@@ -80,3 +86,26 @@ def test_swiglu_clamps_the_gate_from_above_and_the_up_part_on_both_sides() -> No
     assert math.isclose(out[0].item(), 7.0 / (1 + math.exp(-1.702 * 7.0)) * 8.0, rel_tol=1e-6)
     assert abs(out[1].item()) < 1e-6
     assert math.isclose(out[2].item(), -6.0 / (1 + math.exp(-1.702)), rel_tol=1e-6)
+
+
+@pytest.mark.parametrize("owner", [[0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1], [1, 0, 1, 1, 0, 1]])
+def test_ranks_with_whole_experts_sum_up_to_one_rank_with_all(owner: list[int]) -> None:
+    """Blocks, round robin, and uneven numbers: each rank routes among all, and computes its own."""
+    torch.manual_seed(1)
+    layer = make_layer()
+    x, logits = torch.randn(40, HIDDEN), torch.randn(40, EXPERTS)
+    whole = run(layer, x, logits)
+    parts = []
+    for rank in range(2):
+        mine = [expert for expert in range(EXPERTS) if owner[expert] == rank]
+        part = SimpleNamespace(**vars(layer))
+        for name in ("w13_weight", "w13_weight_scale", "w13_weight_scale_2", "w2_weight", "w2_weight_scale"):
+            setattr(part, name, getattr(layer, name)[mine])
+        part.w2_weight_scale_2 = layer.w2_weight_scale_2[mine]
+        places = torch.full((EXPERTS,), -1, dtype=torch.int32)
+        places[mine] = torch.arange(len(mine), dtype=torch.int32)
+        part.expert_map = places
+        parts.append(run(part, x, logits))
+    assert parts[0].abs().max() > 0
+    assert parts[1].abs().max() > 0
+    torch.testing.assert_close(parts[0] + parts[1], whole)

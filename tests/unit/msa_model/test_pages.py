@@ -25,7 +25,7 @@ def make_rows(num_blocks: int, *num_slots: int) -> list[torch.Tensor]:
 def test_page_sizes_are_those_of_the_model_at_tp4() -> None:
     # Facts K2: 60 pages of 128 x 144 bytes for one KV head, 60 of 128 x 72 for the index keys.
     assert kv_page_bytes(num_layers=60, num_kv_heads=1) == 60 * 128 * 144
-    assert index_page_bytes(num_layers=60) == 60 * 128 * 72
+    assert index_page_bytes(num_index_layers=60) == 60 * 128 * 72
 
 
 def test_all_layers_of_a_head_are_neighbours_and_every_slot_has_one_owner() -> None:

@@ -1,0 +1,118 @@
+"""What the safetensors files of a checkpoint folder say that they hold; no weight is read. Pure.
+
+A file is 8 bytes with the length of a header, the header in JSON, and the data that it describes.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import prod
+from pathlib import Path
+from typing import Any
+
+INDEX = "model.safetensors.index.json"
+# What safetensors itself allows for a header.
+MAX_HEADER_BYTES = 100_000_000
+# Bits of a value; fractions of a byte are padded nowhere, so a tensor's data ends on a byte.
+BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64,
+    "C64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTensor:
+    """One entry of a header."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(slots=True)
+class Headers:
+    """All that the files of a folder say."""
+
+    tensors: dict[str, FoundTensor] = field(default_factory=dict)
+    num_files: int = 0
+    num_bytes: int = 0
+    """Of the files."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """File -> why nothing in it can be trusted; or tensor -> why it can't be found."""
+
+
+def read_headers(folder: Path) -> Headers:
+    """Read the header of each file that the index names, or of each ``*.safetensors`` where there is no index.
+
+    What is wrong with a file is written down, not raised: a report names all of it at once.
+    """
+    headers = Headers()
+    index = _read_index(folder, headers)
+    files = sorted(set(index.values())) if index else sorted(path.name for path in folder.glob("*.safetensors"))
+    if not files:
+        headers.damaged[folder.name] = "the folder has no .safetensors file"
+    for name in files:
+        for tensor, found in _entries(folder / name, headers):
+            if tensor in headers.tensors:
+                headers.damaged[tensor] = f"it is in {headers.tensors[tensor].file} and in {name}"
+            headers.tensors[tensor] = found
+    for tensor, file in index.items():
+        if tensor in headers.tensors and headers.tensors[tensor].file != file:
+            headers.damaged[tensor] = f"the index says that it is in {file}, but {headers.tensors[tensor].file} has it"
+    return headers
+
+
+def _read_index(folder: Path, headers: Headers) -> dict[str, str]:
+    try:
+        text = (folder / INDEX).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    try:
+        weight_map = json.loads(text)["weight_map"]
+        return {str(tensor): str(file) for tensor, file in weight_map.items()}
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        headers.damaged[INDEX] = f"it has no weight_map that can be read ({type(error).__name__})"
+        return {}
+
+
+def _entries(path: Path, headers: Headers) -> Iterator[tuple[str, FoundTensor]]:
+    try:
+        header, num_data_bytes = _read_header(path)
+        entries = [(name, *_checked(entry)) for name, entry in header.items() if name != "__metadata__"]
+    except FileNotFoundError:
+        headers.damaged[path.name] = "the index names it, but it is not there"
+        return
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        headers.damaged[path.name] = f"its header can't be read: {error}"
+        return
+    headers.num_files += 1
+    headers.num_bytes += path.stat().st_size
+    end = max((end for _, _, end in entries), default=0)
+    if end != num_data_bytes:
+        headers.damaged[path.name] = f"it has {num_data_bytes} bytes of data, its header describes {end}"
+    for name, (shape, dtype), _ in entries:
+        yield name, FoundTensor(path.name, shape, dtype)
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header, and how many bytes of data follow it."""
+    num_bytes = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if num_bytes < 8 or length > min(num_bytes - 8, MAX_HEADER_BYTES):
+            raise ValueError(f"the file has {num_bytes} bytes, its header would have {length}")
+        header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("it is no JSON object")
+    return header, num_bytes - 8 - length
+
+
+def _checked(entry: dict[str, Any]) -> tuple[tuple[tuple[int, ...], str], int]:
+    """Shape and dtype of a header's entry, and where its data ends. Raises ValueError if these don't fit together."""
+    shape, dtype = tuple(int(size) for size in entry["shape"]), str(entry["dtype"])
+    start, end = (int(offset) for offset in entry["data_offsets"])
+    bits = prod(shape) * BITS[dtype] if dtype in BITS else 8 * (end - start)
+    if not 0 <= start <= end or bits != 8 * (end - start):
+        raise ValueError(f"{end - start} bytes for {dtype}{list(shape)}")
+    return (shape, dtype), end
