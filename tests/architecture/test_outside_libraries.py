@@ -35,6 +35,7 @@ SPEAKERS = {
     "zmq": ["kv_transfer/side_channel.py"],
     "msgspec": ["kv_transfer/handshake.py", "vllm_engine/handoff_guard.py", "bench/transfer/vllm_peer.py"],
     "torch": ["msa_model/*", "kv_transfer/cache_row.py", "kv_transfer/connector*.py", "bench/*"],
+    "triton": ["msa_model/ops/*", "bench/kernels/*"],
     "transformers": ["msa_model/*"],
     "httpx": ["vllm_engine/*", "deploy/*", "bench/*"],
     # Beside the router itself, both ends of what it relays in the benchmark.
