@@ -1,0 +1,76 @@
+"""One step's batch as kernels take it: the requests with one same, small number of query tokens, and the rest.
+
+vLLM orders a batch by the number of query tokens, so the first kind comes first. All tensors are views of vLLM's own,
+and no call waits for the device: lengths of contexts are known to it alone.
+"""
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+# One token and 7 drafts (fact M8): what decode kernels have rows for.
+MAX_UNIFORM_QUERY_LEN = 8
+
+
+@dataclass(frozen=True)
+class UniformRows:
+    """The first R requests, with ``query_len`` tokens each; fit to be captured in a CUDA graph."""
+
+    query_len: int
+    seq_lens: torch.Tensor
+    """int32 [R], query tokens included; 0 in padding rows."""
+    block_table: torch.Tensor
+    """int32 [R, M]; entries beyond a request's own blocks are stale."""
+
+    @property
+    def num_tokens(self) -> int:
+        return self.query_len * self.seq_lens.shape[0]
+
+
+@dataclass(frozen=True)
+class VariedRows:
+    """The requests behind them, of any number of query tokens: prefill, and what is left of decode in odd batches."""
+
+    first_token: int
+    """Query tokens of the batch that come before."""
+    num_tokens: int
+    query_start_loc: torch.Tensor
+    """int32 [R + 1], counted from ``first_token``."""
+    seq_lens: torch.Tensor
+    """int32 [R], query tokens included."""
+    block_table: torch.Tensor
+    """int32 [R, M]; entries beyond a request's own blocks are stale."""
+    max_query_len: int
+
+
+def split_rows(common: "CommonAttentionMetadata", max_uniform_len: int) -> tuple[UniformRows | None, VariedRows | None]:
+    """The two kinds, None where there is none of it.
+
+    ``max_uniform_len``: queries up to this length may count as uniform, at most MAX_UNIFORM_QUERY_LEN.
+    """
+    starts = common.query_start_loc_cpu[: common.num_reqs + 1].tolist()
+    lengths = [end - start for start, end in itertools.pairwise(starts)]
+    query_len, num_uniform = lengths[0], 0
+    if 0 < query_len <= min(max_uniform_len, MAX_UNIFORM_QUERY_LEN):
+        num_uniform = next((row for row, one in enumerate(lengths) if one != query_len), len(lengths))
+    uniform = varied = None
+    if num_uniform:
+        rows = slice(num_uniform)
+        uniform = UniformRows(query_len, common.seq_lens[rows], common.block_table_tensor[rows])
+    # Rows without a token at the end are padding of a full graph.
+    if any(lengths[num_uniform:]):
+        rows, first_token = slice(num_uniform, len(lengths)), starts[num_uniform]
+        varied = VariedRows(
+            first_token=first_token,
+            num_tokens=starts[-1] - first_token,
+            query_start_loc=common.query_start_loc[num_uniform : len(lengths) + 1] - first_token,
+            seq_lens=common.seq_lens[rows],
+            block_table=common.block_table_tensor[rows],
+            max_query_len=max(lengths[rows]),
+        )
+    return uniform, varied
