@@ -21,8 +21,8 @@ from vllm.model_executor.layers.quantization.modelopt import (
 )
 from vllm.platforms import current_platform
 
+from msa_model.linear import TorchMxFp8LinearMethod
 from msa_model.moe import TorchModelOptNvFp4MoEMethod
-from msa_model.mxfp8 import TorchMxFp8LinearMethod
 from msa_model.published import MODEL_TYPE
 from msa_model.quant_scheme import MIXED, QuantScheme
 

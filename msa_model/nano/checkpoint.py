@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ import tokenizers
 import torch
 from safetensors.torch import save_file
 
+from msa_model.nano.config import DEFAULT_FORM, Form, model_config
 from msa_model.nano.tokenizer import token_bytes, train_tokenizer, write_tokenizer
-from msa_model.nano.weights import make_weights, model_config
+from msa_model.nano.weights import make_weights
 
 MARKER = "nano_checkpoint.json"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build_checkpoint(out: Path, *, seed: int = 0, dtype: str = "float32") -> bool:
+def build_checkpoint(out: Path, *, seed: int = 0, dtype: str = "float32", form: Form = DEFAULT_FORM) -> bool:
     """Make ``out`` a nano checkpoint and return whether it had to be built.
 
     An intact checkpoint of the same recipe is kept. A stale or damaged one is replaced at once, as a whole; whoever
@@ -32,7 +34,7 @@ def build_checkpoint(out: Path, *, seed: int = 0, dtype: str = "float32") -> boo
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} can't be built: it must be one of {sorted(DTYPES)}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    recipe = recipe_hash(seed, dtype)
+    recipe = recipe_hash(seed, dtype, form)
     with _lock(out):
         if is_current(out, recipe):
             return False
@@ -40,8 +42,9 @@ def build_checkpoint(out: Path, *, seed: int = 0, dtype: str = "float32") -> boo
             raise ValueError(f"{out} is not empty and not a nano checkpoint; it is left as it is")
         fresh = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
         try:
-            _write_files(fresh, seed, dtype)
-            _write_json(fresh / MARKER, {"recipe": recipe, "seed": seed, "dtype": dtype, "files": _hashes(fresh)})
+            _write_files(fresh, seed, dtype, form)
+            made = {"recipe": recipe, "seed": seed, "dtype": dtype, "form": asdict(form)}
+            _write_json(fresh / MARKER, made | {"files": _hashes(fresh)})
             _open_to_readers(fresh)
             _replace(fresh, out)
         finally:
@@ -49,12 +52,14 @@ def build_checkpoint(out: Path, *, seed: int = 0, dtype: str = "float32") -> boo
     return True
 
 
-def recipe_hash(seed: int, dtype: str) -> str:
+def recipe_hash(seed: int, dtype: str, form: Form = DEFAULT_FORM) -> str:
     """Hash of everything that the files follow from: arguments, this package's sources, library versions."""
-    digest = hashlib.sha256(f"{seed} {dtype} {torch.__version__} {tokenizers.__version__}".encode())
+    digest = hashlib.sha256(f"{seed} {dtype} {form} {torch.__version__} {tokenizers.__version__}".encode())
     packing = "msa_model.reference"
     for folder in ("msa_model.nano", packing):
-        names = ("nvfp4.py",) if folder == packing else sorted(entry.name for entry in files(folder).iterdir())
+        names = (
+            ("mxfp8.py", "nvfp4.py") if folder == packing else sorted(entry.name for entry in files(folder).iterdir())
+        )
         for name in names:
             if name.endswith((".py", ".txt", ".jinja")):
                 digest.update(name.encode() + b"\0" + files(folder).joinpath(name).read_bytes())
@@ -70,15 +75,16 @@ def is_current(out: Path, recipe: str) -> bool:
     return isinstance(marker, dict) and marker.get("recipe") == recipe and marker.get("files") == _hashes(out)
 
 
-def _write_files(folder: Path, seed: int, dtype: str) -> None:
+def _write_files(folder: Path, seed: int, dtype: str, form: Form) -> None:
     tokenizer = train_tokenizer()
     write_tokenizer(folder, tokenizer)
     texts = token_bytes(tokenizer)
-    config = model_config(dtype, len(texts))
+    config = model_config(dtype, len(texts), form)
     _write_json(folder / "config.json", config)
     ids = {key: config[key] for key in ("bos_token_id", "eos_token_id")}
     _write_json(folder / "generation_config.json", ids)
-    save_file(make_weights(seed, DTYPES[dtype], texts), folder / "model.safetensors", metadata={"format": "pt"})
+    tensors = make_weights(seed, DTYPES[dtype], texts, form)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _open_to_readers(folder: Path) -> None:

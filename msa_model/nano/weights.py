@@ -1,4 +1,4 @@
-"""Shapes and random weights of the nano model, scaled so that answers are printable and comparisons mean something.
+"""Random weights of the nano model, scaled so that answers are printable and comparisons mean something.
 
 NVFP4 rounding, block selection and routing are discontinuous, so the rounding noise of another summation order grows
 from layer to layer. O_PROJ_GAIN and EXPERT_GAIN bound it. Measured with the reference model of the tests, seed 0, last
@@ -9,19 +9,23 @@ instead of the chosen moves them by 0.04 on average and by 1.4-2.6 at worst, and
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
+from msa_model.nano.config import (
+    DENSE_SIZE,
+    EXPERT_SIZE,
+    HEAD_DIM,
+    HIDDEN,
+    MOE_LAYER_FREQ,
+    NUM_EXPERTS,
+    NUM_HEADS,
+    NUM_KV_HEADS,
+    NUM_LAYERS,
+    Form,
+)
+from msa_model.reference import mxfp8
 from msa_model.reference.nvfp4 import E2M1_MAX, E4M3_MAX, quantize
-
-NUM_LAYERS = 4
-HIDDEN = 256
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 16, 4, 128
-NUM_EXPERTS, TOP_K_EXPERTS = 8, 2
-EXPERT_SIZE, DENSE_SIZE = 128, 512
-TOPK_BLOCKS = 4
-MOE_LAYER_FREQ = [0, 1, 1, 1]
 
 O_PROJ_GAIN = 0.1
 EXPERT_GAIN = 0.3
@@ -33,62 +37,12 @@ BIAS_CHANNEL, BIAS_INPUT, UNPRINTABLE_BIAS = 0, 4.0, -4.0
 HEAD_STD, LETTER_HEAD_STD = 0.15, 0.08
 
 
-def model_config(dtype: str, vocab_size: int) -> dict[str, Any]:
-    """config.json: upstream's M3 keys, and ModelOpt's quantization_config."""
-    return {
-        "architectures": ["MiniMaxM31FlashForCausalLM"],
-        "model_type": "minimax_m31_flash",
-        "dtype": dtype,
-        "vocab_size": vocab_size,
-        "hidden_size": HIDDEN,
-        "intermediate_size": EXPERT_SIZE,
-        "dense_intermediate_size": DENSE_SIZE,
-        "shared_intermediate_size": EXPERT_SIZE,
-        "num_hidden_layers": NUM_LAYERS,
-        "num_attention_heads": NUM_HEADS,
-        "num_key_value_heads": NUM_KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "max_position_embeddings": 8192,
-        "rotary_dim": 64,
-        "partial_rotary_factor": 0.5,
-        "rope_theta": 5_000_000,
-        "num_local_experts": NUM_EXPERTS,
-        "num_experts_per_tok": TOP_K_EXPERTS,
-        "n_shared_experts": 1,
-        "moe_layer_freq": MOE_LAYER_FREQ,
-        "num_mtp_modules": 0,
-        "tie_word_embeddings": False,
-        "bos_token_id": 0,
-        "eos_token_id": 1,
-        "sparse_attention_config": {
-            "use_sparse_attention": True,
-            "sparse_index_dim": HEAD_DIM,
-            "sparse_num_index_heads": NUM_KV_HEADS,
-            "sparse_topk_blocks": TOPK_BLOCKS,
-            "sparse_block_size": 128,
-            "sparse_score_type": "max",
-            "sparse_init_block": 0,
-            "sparse_local_block": 1,
-            "sparse_attention_freq": [1] * NUM_LAYERS,
-            "sparse_disable_index_value": [1] * NUM_LAYERS,
-        },
-        "quantization_config": {
-            "quant_method": "modelopt",
-            "quant_algo": "NVFP4",
-            "group_size": 16,
-            "kv_cache_scheme": None,
-            "ignore": ["lm_head", "*self_attn*", "*.mlp.*", "*shared_experts*", "*block_sparse_moe.gate"],
-            "producer": {"name": "modelopt"},
-        },
-    }
-
-
 class _Maker:
     """Draws tensors from one seeded stream, in a fixed order, under their checkpoint names."""
 
-    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+    def __init__(self, seed: int, dtype: torch.dtype, form: Form) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.dtype = dtype
+        self.dtype, self.form = dtype, form
         self.tensors: dict[str, torch.Tensor] = {}
 
     def normal(self, *shape: int, std: float) -> torch.Tensor:
@@ -101,7 +55,13 @@ class _Maker:
         self.put(f"{name}.weight", self.normal(size, std=0.1) + extra)
 
     def linear(self, name: str, outputs: int, inputs: int, gain: float = 1.0, *, writes_residual: bool = False) -> None:
-        self.put(f"{name}.weight", self._matrix(outputs, inputs, gain, writes_residual))
+        weight = self._matrix(outputs, inputs, gain, writes_residual)
+        if self.form.projections == "plain":
+            self.put(f"{name}.weight", weight)
+            return
+        values, scale = mxfp8.quantize(weight)
+        self.put(f"{name}.weight", values, torch.float8_e4m3fn)
+        self.put(f"{name}.weight_scale", scale, torch.uint8)
 
     def _matrix(self, outputs: int, inputs: int, gain: float, writes_residual: bool) -> torch.Tensor:
         weight = self.normal(outputs, inputs, std=gain * inputs**-0.5)
@@ -124,19 +84,19 @@ class _Maker:
             self.put(f"{name}.{part}.input_scale", torch.tensor(1.0), torch.float32)
 
 
-def make_weights(seed: int, dtype: torch.dtype, texts: list[bytes | None]) -> dict[str, torch.Tensor]:
+def make_weights(seed: int, dtype: torch.dtype, texts: list[bytes | None], form: Form) -> dict[str, torch.Tensor]:
     """All tensors of the checkpoint by name.
 
     ``texts``: the bytes of each token id, None for special tokens. The routed experts are NVFP4, the router and its
-    bias float32, everything else ``dtype``.
+    bias float32, projections as ``form`` says, everything else ``dtype``.
     """
-    make = _Maker(seed, dtype)
+    make = _Maker(seed, dtype, form)
     embedding = make.normal(len(texts), HIDDEN, std=1.0)
     embedding[:, BIAS_CHANNEL] = BIAS_INPUT
     make.put("model.embed_tokens.weight", embedding)
     for layer in range(NUM_LAYERS):
         prefix = f"model.layers.{layer}"
-        _make_attention(make, f"{prefix}.self_attn")
+        _make_attention(make, f"{prefix}.self_attn", has_index=layer >= form.dense_layers)
         if MOE_LAYER_FREQ[layer]:
             _make_moe(make, f"{prefix}.block_sparse_moe")
         else:
@@ -148,12 +108,14 @@ def make_weights(seed: int, dtype: torch.dtype, texts: list[bytes | None]) -> di
     return make.tensors
 
 
-def _make_attention(make: _Maker, prefix: str) -> None:
-    heads = {"q": NUM_HEADS, "k": NUM_KV_HEADS, "v": NUM_KV_HEADS, "index_q": NUM_KV_HEADS, "index_k": 1}
+def _make_attention(make: _Maker, prefix: str, *, has_index: bool) -> None:
+    heads = {"q": NUM_HEADS, "k": NUM_KV_HEADS, "v": NUM_KV_HEADS}
+    if has_index:
+        heads |= {"index_q": NUM_KV_HEADS, "index_k": 1}
     for name, count in heads.items():
         make.linear(f"{prefix}.{name}_proj", count * HEAD_DIM, HIDDEN)
     make.linear(f"{prefix}.o_proj", HIDDEN, NUM_HEADS * HEAD_DIM, O_PROJ_GAIN, writes_residual=True)
-    for name in ("q_norm", "k_norm", "index_q_norm", "index_k_norm"):
+    for name in ("q_norm", "k_norm", *(("index_q_norm", "index_k_norm") if has_index else ())):
         make.norm(f"{prefix}.{name}", HEAD_DIM, QUERY_NORM_EXTRA if name in ("q_norm", "index_q_norm") else 0.0)
 
 

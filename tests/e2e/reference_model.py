@@ -39,6 +39,11 @@ def decode_weight(packed: torch.Tensor, scale: torch.Tensor, tensor_scale: torch
     return value * scale.float().repeat_interleave(16, dim=-1) * tensor_scale
 
 
+def decode_mxfp8(values: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
+    """float32 [O, I] of an MXFP8 weight: E4M3 [O, I], and uint8 [O, I/32] of which b means 2 ** (b - 127)."""
+    return values.float() * (2.0 ** (exponent.float() - 127)).repeat_interleave(32, dim=-1)
+
+
 class ReferenceModel:
     """The model of a checkpoint folder. ``is_dense`` attends to every block, to show what selection changes."""
 
@@ -49,7 +54,9 @@ class ReferenceModel:
         stored = load_file(folder / "model.safetensors")
         self.weights: dict[str, torch.Tensor] = {}
         for name, tensor in stored.items():
-            if f"{name}_scale" in stored:
+            if f"{name}_scale" in stored and f"{name}_scale_2" not in stored:
+                self.weights[name] = decode_mxfp8(tensor, stored[f"{name}_scale"])
+            elif f"{name}_scale" in stored:
                 self.weights[name] = decode_weight(tensor, stored[f"{name}_scale"], stored[f"{name}_scale_2"])
             elif not name.endswith("_scale") and not name.endswith("_scale_2"):
                 self.weights[name] = tensor.float()
@@ -65,7 +72,7 @@ class ReferenceModel:
             x = x * (1 + input_noise * torch.randn(x.shape, generator=torch.Generator().manual_seed(3)))
         for layer in range(self.config["num_hidden_layers"]):
             prefix = f"model.layers.{layer}."
-            x = x + self._attention(self._norm(x, f"{prefix}input_layernorm"), f"{prefix}self_attn.")
+            x = x + self._attention(self._norm(x, f"{prefix}input_layernorm"), layer)
             x = x + self._feed_forward(self._norm(x, f"{prefix}post_attention_layernorm"), layer)
         hidden = self._norm(x[-last:], "model.norm")
         return self._linear(hidden, "lm_head").log_softmax(-1)
@@ -91,34 +98,39 @@ class ReferenceModel:
         cos, sin = angle.cos(), angle.sin()
         return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1)
 
-    def _attention(self, x: torch.Tensor, prefix: str) -> torch.Tensor:
+    def _attention(self, x: torch.Tensor, layer: int) -> torch.Tensor:
         num_tokens, dim = x.shape[0], self.config["head_dim"]
+        prefix = f"model.layers.{layer}.self_attn."
 
         def heads(name: str, *, is_normed: bool) -> torch.Tensor:
             projected = self._linear(x, f"{prefix}{name}_proj").view(num_tokens, -1, dim)
             return self._rope(self._norm(projected, f"{prefix}{name}_norm")) if is_normed else projected
 
-        query, index_query = heads("q", is_normed=True), heads("index_q", is_normed=True)
-        key, index_key = (round_to_nvfp4(heads(name, is_normed=True)) for name in ("k", "index_k"))
+        query, key = heads("q", is_normed=True), round_to_nvfp4(heads("k", is_normed=True))
+        has_index = bool(self.config["sparse_attention_config"]["sparse_attention_freq"][layer])
+        index_query = heads("index_q", is_normed=True) if has_index else query[:, : key.shape[1]]
+        index_key = round_to_nvfp4(heads("index_k", is_normed=True)) if has_index else key
         value = round_to_nvfp4(heads("v", is_normed=False))
         groups = key.shape[1]
         chunks = []
         for start in range(0, num_tokens, QUERY_CHUNK):
             span = torch.arange(start, min(start + QUERY_CHUNK, num_tokens))
-            seen = self._seen(index_query[span], index_key[:, 0], span)
+            seen = self._seen(index_query[span], index_key[:, 0], span, is_dense=self.is_dense or not has_index)
             grouped = query[span].unflatten(1, (groups, -1))
             logits = torch.einsum("tgnd,sgd->gnts", grouped, key) * dim**-0.5
             weights = logits.masked_fill(~seen.transpose(0, 1)[:, None], float("-inf")).softmax(-1)
             chunks.append(torch.einsum("gnts,sgd->tgnd", weights, value).flatten(1))
         return self._linear(torch.cat(chunks), f"{prefix}o_proj")
 
-    def _seen(self, index_query: torch.Tensor, index_key: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _seen(
+        self, index_query: torch.Tensor, index_key: torch.Tensor, positions: torch.Tensor, *, is_dense: bool
+    ) -> torch.Tensor:
         """bool [T, G, S]: keys at or before the query, in the blocks that its group chose."""
         sparse = self.config["sparse_attention_config"]
         size, count = sparse["sparse_block_size"], sparse["sparse_topk_blocks"]
         num_tokens, groups, num_keys = len(positions), index_query.shape[1], index_key.shape[0]
         past = (torch.arange(num_keys) <= positions[:, None])[:, None].expand(-1, groups, -1)
-        if self.is_dense:
+        if is_dense:
             return past
         scores = (index_query.flatten(0, 1) @ index_key.T).view(num_tokens, groups, num_keys)
         scores = scores.masked_fill(~past, float("-inf"))

@@ -8,7 +8,7 @@ import torch
 from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
 from msa_model.hf_config import MiniMaxM31FlashConfig
 from msa_model.metadata import MAX_SHORT_QUERY_LEN, LongQuery, MSAMetadata
-from msa_model.nano.weights import model_config
+from msa_model.nano.config import model_config
 from msa_model.pages import STATE_BYTES, LayerPages, SlotPages, key_slot
 from msa_model.reference.nvfp4 import dequantize, quantize
 

@@ -1,13 +1,12 @@
-"""MXFP8 rounds to the nearest number under the smallest scale that saturates nothing; layers multiply what it means."""
+"""MXFP8 rounds to the nearest number under the smallest scale that saturates nothing."""
 
 import itertools
 import math
 
 import pytest
 import torch
-from torch import nn
 
-from msa_model.mxfp8 import E4M3_MAX, TorchMxFp8LinearMethod, dequantize, quantize
+from msa_model.reference.mxfp8 import E4M3_MAX, dequantize, quantize
 
 E4M3 = sorted({float(v) for v in torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).float() if v == v})
 
@@ -49,28 +48,3 @@ def test_zero_is_exact_and_decoding_is_a_product() -> None:
     assert torch.equal(dequantize(*quantize(x)), x)
     values, scale = torch.full((1, 32), 1.75).to(torch.float8_e4m3fn), torch.tensor([[130]], dtype=torch.uint8)
     assert torch.equal(dequantize(values, scale), torch.full((1, 32), 14.0))
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_a_layer_multiplies_by_what_its_shards_mean() -> None:
-    torch.manual_seed(0)
-    method, layer = TorchMxFp8LinearMethod(), nn.Module()
-    method.create_weights(layer, 64, [8, 24], 64, 32, torch.float32, weight_loader=lambda *_: None)
-    assert {name: (tuple(p.shape), p.dtype) for name, p in layer.named_parameters()} == {
-        "weight": ((32, 64), torch.float8_e4m3fn),
-        "weight_scale": ((32, 2), torch.uint8),
-    }
-    values, scale = quantize(torch.randn(32, 64))
-    layer.weight.data.copy_(values)
-    layer.weight_scale.data.copy_(scale)
-    method.process_weights_after_loading(layer)
-    x, bias = torch.randn(5, 64), torch.randn(32)
-    expected = x.double() @ dequantize(values, scale).double().T + bias
-    torch.testing.assert_close(method.apply(layer, x, bias).double(), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_a_rank_that_would_cut_a_group_is_refused() -> None:
-    with pytest.raises(ValueError, match="48 inputs"):
-        TorchMxFp8LinearMethod().create_weights(
-            nn.Module(), 48, [8], 96, 8, torch.float32, weight_loader=lambda *_: None
-        )
