@@ -39,6 +39,11 @@ class Target:
         return self.name.startswith("gfx")
 
     @property
+    def has_early_start(self) -> bool:
+        """Whether a kernel may be launched while the one before it still runs (programmatic dependent launch)."""
+        return self.name.startswith("sm_")
+
+    @property
     def has_wgmma(self) -> bool:
         """Whether FP8 matrix products run natively with one operand in registers (Hopper)."""
         return self.name == "sm_90"

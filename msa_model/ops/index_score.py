@@ -1,0 +1,111 @@
+"""Block scores of the indexer over the paged NVFP4 index cache (fact M2): checks, tile choice, launch.
+
+Index queries are rounded to E4M3 with saturation, once (facts M4 and D2); keys are exact products of value and scale,
+or rounded to E4M3 where the target's decoding does that. The twin is ``msa_model.reference.index_score``.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from msa_model.ops.kernels.index_score import index_score_decode_kernel
+from msa_model.ops.nvfp4 import e4m3_products
+from msa_model.ops.pool import check_block_table, check_pool
+from msa_model.ops.target import Target, target_of
+
+HEAD_DIM = 128
+MAX_QUERY_ROWS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTiling:
+    """How the decode kernel cuts its work."""
+
+    applies_per_result: bool
+    """Whether scales are applied once per result of the matrix product instead of once per value."""
+    rows: int
+    """Columns for query rows and heads, a power of two."""
+    blocks: int
+    """Cache blocks of a tile."""
+    steps: int
+    """Tiles of a program."""
+    stages: int
+    num_warps: int
+
+
+def score_tiling(target: Target, num_rows: int, num_requests: int, num_blocks: int) -> ScoreTiling:
+    """Tiles for ``num_rows`` query rows and heads of a request."""
+    rows = triton.next_power_of_2(num_rows)
+    applies_per_result = {"sm_90": rows <= 8, "other": rows <= 8, "sm_107": rows <= 4}.get(target.name, False)
+    if not applies_per_result:
+        rows = max(16, rows)
+    return ScoreTiling(applies_per_result=applies_per_result, rows=rows, blocks=1, steps=8, stages=5, num_warps=4)
+
+
+def score_decode(
+    index_query: torch.Tensor,
+    pool: torch.Tensor,
+    slot: int,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    *,
+    lets_next_start: bool = False,
+    tiling: ScoreTiling | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Largest dot product of each visible block, float32 [T, G, M]; other entries are left as they were.
+
+    ``index_query`` [T, G, 128] of any float dtype, T = R x Q tokens, request-major, Q from 1 to 8; contiguous.
+    ``pool`` uint8 [num_blocks, num_slots, 128, 72], whose ``slot`` holds this layer's index keys.
+    ``block_table`` int32 [R, M], stale behind a request's blocks; ``seq_lens`` int32 [R], the step's tokens included,
+    0 for padding. Row j of a request is at position seq_len - Q + j and sees the keys up to there.
+    ``lets_next_start``: the next kernel on the stream waits for this one by itself (``select_decode`` does).
+    Raises ValueError for other shapes or types.
+    """
+    tokens, heads, _ = index_query.shape
+    requests, num_blocks = check_block_table(block_table, seq_lens)
+    check_pool(pool, slot)
+    if index_query.shape[2] != HEAD_DIM or not index_query.is_contiguous():
+        raise ValueError(f"index queries must be contiguous [T, G, {HEAD_DIM}], not {tuple(index_query.shape)}")
+    if tokens % requests or not 1 <= tokens // requests <= MAX_QUERY_ROWS:
+        raise ValueError(f"{requests} requests can't have {tokens} query rows: 1 to {MAX_QUERY_ROWS} each, all alike")
+    if out is None:
+        out = torch.empty(tokens, heads, num_blocks, dtype=torch.float32, device=pool.device)
+    if out.shape != (tokens, heads, num_blocks) or out.dtype != torch.float32 or not out.is_contiguous():
+        raise ValueError(f"the output must be contiguous float32 [{tokens}, {heads}, {num_blocks}]")
+    target = target_of(pool.device)
+    num_rows = tokens // requests * heads
+    tiling = tiling or score_tiling(target, num_rows, requests, num_blocks)
+    index_score_decode_kernel[(triton.cdiv(num_blocks, tiling.blocks * tiling.steps), requests)](
+        index_query,
+        pool[:, slot],
+        block_table,
+        seq_lens,
+        out,
+        e4m3_products(pool.device),
+        HEAD_DIM,
+        pool.stride(0),
+        block_table.stride(0),
+        num_blocks,
+        num_rows,
+        heads,
+        TARGET=target.name,
+        OPERAND=operand_type(target, tiling.applies_per_result),
+        PER_RESULT=tiling.applies_per_result,
+        ROWS=tiling.rows,
+        BLOCKS=tiling.blocks,
+        STEPS=tiling.steps,
+        STAGES=tiling.stages,
+        LETS_START=lets_next_start and target.has_early_start,
+        num_warps=tiling.num_warps,
+    )
+    return out
+
+
+def operand_type(target: Target, applies_per_result: bool) -> tl.dtype:
+    """Format of both operands of the matrix product: what decoding yields."""
+    if target.rounds_products or (applies_per_result and target.name != "sm_107"):
+        return tl.float8e4nv
+    return tl.float16
