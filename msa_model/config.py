@@ -5,13 +5,10 @@ Imports no engine, so that a checkpoint can be checked before one is built.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msa_model.checkpoint_tensors import index_layers, projections, routed_experts
 from msa_model.quant_scheme import GROUP_SIZE, QuantScheme
-
-if TYPE_CHECKING:
-    from vllm.config import VllmConfig
 
 # Facts M2 and M4: selection, paging and the NVFP4 slot layout all assume these.
 BLOCK_SIZE = 128
@@ -148,10 +145,11 @@ def _check_groups(module: str, inputs: int, stored: str | None) -> None:
         _require(inputs % group == 0, f"inputs of {module}", inputs, f"a multiple of {group}, which share a scale")
 
 
-def check_engine_config(vllm_config: "VllmConfig") -> None:
+def check_engine_config(vllm_config: Any) -> None:
     """Raise ValueError, naming the key, for engine settings under which this model would be wrong.
 
-    The block size is checked by ``check_block_size``, as vLLM settles it later than the model is built.
+    ``vllm_config``: vLLM's VllmConfig. The block size is checked by ``check_block_size``, as vLLM settles it later
+    than the model is built.
     """
     parallel, cache = vllm_config.parallel_config, vllm_config.cache_config
     pp, dcp, dp = (
@@ -172,6 +170,17 @@ def check_engine_config(vllm_config: "VllmConfig") -> None:
         index_dtype,
         f"one of {KV_CACHE_DTYPES}",
     )
+
+
+def check_ranks(config: Any, tp_size: int, dp_size: int, *, has_whole_experts: bool) -> MSAShape:
+    """Shape of a rank of ``tp_size``, in each of ``dp_size`` replicas; ``has_whole_experts``: expert parallelism.
+
+    Raises ValueError, naming the key, for a model or a number of ranks that can't be served right.
+    """
+    shape = MSAShape.from_config(config, tp_size)
+    # vLLM cuts experts over all replicas' ranks, unless each rank has whole ones.
+    check_cuts(config, tp_size, 1 if has_whole_experts else tp_size * dp_size)
+    return shape
 
 
 def check_cuts(config: Any, tp_size: int, moe_tp_size: int) -> None:

@@ -20,7 +20,7 @@ from vllm.sequence import IntermediateTensors
 from msa_model.attention import MSAAttention
 from msa_model.backend import MSAImpl
 from msa_model.cache import IndexPool, KVPool
-from msa_model.config import BLOCK_SIZE, MSAShape, check_cuts, check_engine_config
+from msa_model.config import BLOCK_SIZE, MSAShape, check_engine_config, check_ranks
 from msa_model.loading import load_weights
 
 
@@ -143,10 +143,13 @@ class MSAModel(nn.Module):
         config = vllm_config.model_config.hf_text_config
         quant_config = vllm_config.quant_config
         check_engine_config(vllm_config)
-        tp_size, parallel = get_tensor_model_parallel_world_size(), vllm_config.parallel_config
-        shape = MSAShape.from_config(config, tp_size)
-        # vLLM cuts experts over the replicas' ranks too, unless each rank has whole ones.
-        check_cuts(config, tp_size, 1 if parallel.enable_expert_parallel else tp_size * parallel.data_parallel_size)
+        parallel = vllm_config.parallel_config
+        shape = check_ranks(
+            config,
+            get_tensor_model_parallel_world_size(),
+            parallel.data_parallel_size,
+            has_whole_experts=parallel.enable_expert_parallel,
+        )
         self.num_experts = config.num_local_experts
         impl = MSAImpl(shape, -(-vllm_config.model_config.max_model_len // BLOCK_SIZE))
         # vLLM wants exactly one number in a cache layer's name. The K/V pool comes first, as it begins the row.

@@ -73,11 +73,27 @@ def vllm_args(
         args += ["--kv-cache-memory-bytes", str(config.kv_cache_bytes)]
     if config.enforce_eager:
         args.append("--enforce-eager")
+    if config.parallelism.enable_ep:
+        args.append("--enable-expert-parallel")
     if config.reasoning_parser is not None:
         args += ["--reasoning-parser", config.reasoning_parser]
     if config.tool_call_parser is not None:
         args += ["--enable-auto-tool-choice", "--tool-call-parser", config.tool_call_parser]
     return [*args, *config.extra_vllm_args]
+
+
+def last_value(flag: str, args: Sequence[str]) -> str | None:
+    """The last value of ``flag`` in a command line, None where it isn't there; vLLM reads ``_`` in flags as ``-``."""
+    value = None
+    for number, arg in enumerate(args):
+        name, equals, given = arg.partition("=")
+        if name.replace("_", "-") != flag:
+            continue
+        if equals:
+            value = given
+        elif number + 1 < len(args):
+            value = args[number + 1]
+    return value
 
 
 def vllm_env(config: WorkerConfig) -> Mapping[str, str]:

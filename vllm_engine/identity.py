@@ -5,13 +5,14 @@ The router is asked with it whether the worker can pair with anybody, before min
 
 import logging
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
 from kv_transfer.fingerprint import fingerprint
+from vllm_engine.args import last_value
 from wire.handoff import HANDOFF_KEY_ENV, HandoffKeys
 from wire.worker import Fingerprint, WorkerCheck
 from wire.worker_config import CLUSTER_TOKEN_ENV, WorkerConfig, is_loopback
@@ -53,7 +54,7 @@ class WorkerIdentity:
             "block_size": config.block_size,
             "dtype": config.dtype,
             "max_model_len": config.max_model_len,
-            **{flag: _given(flag, config.extra_vllm_args) for flag in SHARED_FLAGS},
+            **{flag: last_value(flag, config.extra_vllm_args) for flag in SHARED_FLAGS},
         }
         token = environ.get(CLUSTER_TOKEN_ENV, "")
         try:
@@ -81,17 +82,6 @@ def _check_token(config: WorkerConfig, token: str) -> None:
     for host in (config.host, config.kv_transfer.host):
         if not token and not is_loopback(host):
             raise ValueError(f"{CLUSTER_TOKEN_ENV} is not set, and the worker listens at {host}, not on loopback")
-
-
-def _given(flag: str, args: Sequence[str]) -> str | None:
-    """The last value of ``flag`` in a command line, None where it isn't there."""
-    value = None
-    for number, arg in enumerate(args):
-        if arg == flag and number + 1 < len(args):
-            value = args[number + 1]
-        elif arg.startswith(f"{flag}="):
-            value = arg.partition("=")[2]
-    return value
 
 
 def check_with_router(config: WorkerConfig, identity: WorkerIdentity) -> None:

@@ -15,6 +15,7 @@ from kv_transfer.transport import prepare_env
 from vllm_engine.args import vllm_env
 from vllm_engine.connector_check import WrongEngine
 from vllm_engine.identity import RegistrationRefused, WorkerIdentity, WrongIdentity, check_with_router
+from vllm_engine.model_check import WrongModel, check_checkpoint
 from vllm_engine.ports import EXIT_PORT, PortUnusable, check_ports
 from wire.worker import WorkerRole
 from wire.worker_config import EXIT_CONFIG, EXIT_REASON_PREFIX, WorkerConfig
@@ -40,6 +41,7 @@ def main(role: WorkerRole, role_args: Sequence[str]) -> None:
         identity = WorkerIdentity.create(config, os.environ)
         check_secrecy(config.kv_transfer.host, identity.token)
         check_ports([(config.host, config.port), (config.kv_transfer.host, config.kv_transfer.port)])
+        check_checkpoint(config)
         check_with_router(config, identity)
         with TemporaryDirectory(prefix="tandem-ucx-") as ucx_logs:
             # Before vLLM and NIXL are imported: they read their environment once. What the user set stays.
@@ -49,7 +51,7 @@ def main(role: WorkerRole, role_args: Sequence[str]) -> None:
             from vllm_engine.server import run
 
             run(config, identity, role_args)
-    except (RegistrationRefused, UnsafeSideChannel, WrongEngine, WrongIdentity) as e:
+    except (RegistrationRefused, UnsafeSideChannel, WrongEngine, WrongIdentity, WrongModel) as e:
         _end(str(e))
     except PortUnusable as e:
         print(f"{role.value}_worker: {e}", file=sys.stderr, flush=True)

@@ -29,6 +29,7 @@ from vllm_engine.connector_check import WrongEngine, check_connector
 from vllm_engine.handoff_guard import HandoffGuard
 from vllm_engine.heartbeat import Heartbeat
 from vllm_engine.identity import RegistrationRefused, WorkerIdentity
+from vllm_engine.model_check import check_plan
 from vllm_engine.routes import worker_routes
 from vllm_engine.state import WorkerProcess
 from wire.worker import WorkerRole, WorkerState
@@ -46,6 +47,7 @@ def run(config: WorkerConfig, identity: WorkerIdentity, role_args: Sequence[str]
     Raises:
         RegistrationRefused: the router can pair this worker with no other.
         WrongEngine: vLLM refuses its arguments, or they end up without our connector.
+        WrongModel: the model can't be served with them.
     """
     cli = _cli_args_module()
     parser = cli.make_arg_parser(FlexibleArgumentParser(description="tandem worker"))
@@ -60,7 +62,7 @@ def _check_plan(config: WorkerConfig, engine_id: str, args: argparse.Namespace) 
     """Build vLLM's configuration once more than needed, which takes less than loading a model in vain.
 
     Raises:
-        WrongEngine: see run.
+        WrongEngine, WrongModel: see run.
     """
     check_connector(config, engine_id, args.kv_transfer_config)
     try:
@@ -69,6 +71,7 @@ def _check_plan(config: WorkerConfig, engine_id: str, args: argparse.Namespace) 
         logger.exception("vLLM's configuration can't be built")
         raise WrongEngine(f"vLLM refuses its arguments, look at extra_vllm_args: {str(e)[:_MAX_REASON_CHARS]}") from e
     check_connector(config, engine_id, planned.kv_transfer_config)
+    check_plan(planned)
 
 
 def _cli_args_module() -> ModuleType:

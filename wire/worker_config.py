@@ -150,9 +150,10 @@ class WorkerConfig(BaseModel):
     @field_validator("parallelism")
     @classmethod
     def _built(cls, parallelism: Parallelism) -> Parallelism:
-        for name in ("dp_size", "enable_ep", "dcp_size"):
-            if getattr(parallelism, name) != Parallelism.model_fields[name].default:
-                raise ValueError(f"{name} has no effect yet; only tp_size can be chosen")
+        if parallelism.dp_size != 1:
+            raise ValueError("dp_size must be 1: a worker has one side channel, replicas would need one each")
+        if parallelism.dcp_size != 1:
+            raise ValueError("dcp_size has no effect yet; tp_size and enable_ep can be chosen")
         return parallelism
 
     @property

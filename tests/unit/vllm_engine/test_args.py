@@ -11,7 +11,7 @@ import pytest
 
 from kv_transfer.settings import ConnectorConfig
 from tests.unit.vllm_engine.factories import FINGERPRINT, KEY, TOKEN, worker_config
-from vllm_engine.args import CONNECTOR, CONNECTOR_MODULE, vllm_args, vllm_env
+from vllm_engine.args import CONNECTOR, CONNECTOR_MODULE, last_value, vllm_args, vllm_env
 
 PORT = {"port": 8250}
 
@@ -68,6 +68,29 @@ def test_one_rank_needs_no_extra_process() -> None:
     two = args_of(parallelism={"tp_size": 2})
     assert value(two, "--distributed-executor-backend") == "mp"
     assert value(two, "--tensor-parallel-size") == "2"
+
+
+def test_experts_stay_whole_where_it_is_asked_for() -> None:
+    assert "--enable-expert-parallel" in args_of(parallelism={"tp_size": 2, "enable_ep": True})
+    assert "--enable-expert-parallel" not in args_of(parallelism={"tp_size": 2})
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        ([], None),
+        (["--dtype"], None),
+        (["--dtype", "a", "--dtype=b"], "b"),
+        (["--dtype=b", "--d_type", "c", "--dtype", "a"], "a"),
+        (["--hf_overrides", "{}"], None),
+    ],
+)
+def test_the_last_value_of_an_argument_counts(args: list[str], found: str | None) -> None:
+    assert last_value("--dtype", args) == found
+
+
+def test_underscores_in_an_argument_are_dashes_to_vllm() -> None:
+    assert last_value("--hf-overrides", ["--hf_overrides={}"]) == "{}"
 
 
 def test_cpu_threads_are_bounded_and_not_pinned() -> None:

@@ -16,6 +16,7 @@ from tests.unit.vllm_engine.routers import refusal, serving
 from vllm_engine.connector_check import WrongEngine
 from vllm_engine.identity import RegistrationRefused
 from vllm_engine.main import main
+from vllm_engine.model_check import WrongModel
 from wire.handoff import HANDOFF_KEY_ENV
 from wire.worker import WorkerRole
 from wire.worker_config import CLUSTER_TOKEN_ENV, EXIT_CONFIG, EXIT_REASON_PREFIX
@@ -125,7 +126,7 @@ def test_a_taken_port_is_named_before_the_engine_starts(
     assert line == f"decode_worker: port {port} on 127.0.0.1 can't be listened on: Address already in use"
 
 
-@pytest.mark.parametrize("error", [RegistrationRefused, WrongEngine])
+@pytest.mark.parametrize("error", [RegistrationRefused, WrongEngine, WrongModel])
 def test_what_shows_only_while_the_engine_starts_is_told_the_same_way(start: Start, error: type[Exception]) -> None:
     def run(*_: object) -> None:
         raise error("the connector is another")
@@ -136,6 +137,13 @@ def test_what_shows_only_while_the_engine_starts_is_told_the_same_way(start: Sta
 
 def test_a_checkpoint_that_can_t_be_read_is_named(start: Start) -> None:
     assert "nowhere" in start.reason(model=str(start.path.parent / "nowhere"))
+
+
+def test_a_checkpoint_of_another_make_than_it_says_is_named_before_the_router_is_asked(start: Start) -> None:
+    folder = checkpoint(start.path.parent / "odd")
+    (folder / "config.json").write_text(json.dumps({"model_type": "minimax_m31_flash", "head_dim": 64}))
+    with serving(refusal("never asked")) as router:
+        assert "head_dim=64" in start.reason(model=str(folder), router_url=router.url)
 
 
 def test_a_refusal_of_the_router_is_told_in_its_words(start: Start) -> None:

@@ -27,6 +27,8 @@ def test_a_worker_config_gives_its_own_address() -> None:
         ({"kv_transfer": {"port": 8150, "required_transports": ["pigeon"]}}, "kv_transfer.required_transports.0"),
         ({"kv_transfer": {"port": 8150, "on_wrong_transport": "hope"}}, "kv_transfer.on_wrong_transport"),
         ({"parallelism": {"tp_size": 0}}, "parallelism.tp_size"),
+        ({"parallelism": {"dp_size": 2}}, "parallelism"),
+        ({"parallelism": {"dcp_size": 2}}, "parallelism"),
     ],
 )
 def test_a_wrong_worker_config_is_refused_by_key(change: dict[str, Any], key: str) -> None:

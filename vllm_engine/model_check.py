@@ -1,0 +1,82 @@
+"""Whether this worker's checkpoint and settings make a model that can be served, told before weights are loaded.
+
+Of models that are vLLM's own nothing is said here.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from msa_model.config import check_block_size, check_engine_config, check_ranks
+from msa_model.preflight import check_folder
+from msa_model.published import MODEL_TYPE, with_defaults
+from vllm_engine.args import last_value
+from wire.worker_config import WorkerConfig
+
+# vLLM's load formats that don't read the checkpoint's safetensors.
+NO_WEIGHTS = ("dummy",)
+
+
+class WrongModel(Exception):
+    """The checkpoint isn't what its config.json says, or this worker's settings don't fit its model."""
+
+
+def check_checkpoint(config: WorkerConfig) -> None:
+    """Look at config.json and at the headers of the weights' files; imports no engine.
+
+    Raises:
+        WrongModel: names what is missing, unexpected, of another shape or number format, or can't be cut over ranks.
+    """
+    folder = Path(config.model)
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if values.get("model_type") != MODEL_TYPE:
+        return
+    overrides = _overrides(config)
+    has_weights = last_value("--load-format", config.extra_vllm_args) not in NO_WEIGHTS
+    report = check_folder(folder, is_config_only=not has_weights, overrides=overrides)
+    if not report.is_good:
+        raise WrongModel(
+            f"{folder} can't be loaded: {report.reason()} (`python -m msa_model.preflight {folder}` tells more)"
+        )
+    with _as_wrong_model():
+        ranks = config.parallelism
+        check_ranks(with_defaults(values | overrides), ranks.tp_size, ranks.dp_size, has_whole_experts=ranks.enable_ep)
+
+
+def check_plan(planned: Any) -> None:
+    """Look at vLLM's finished configuration, which ``extra_vllm_args`` had a part in.
+
+    Raises:
+        WrongModel: names the setting that the model can't be served with.
+    """
+    model, parallel = planned.model_config.hf_text_config, planned.parallel_config
+    if getattr(model, "model_type", None) != MODEL_TYPE:
+        return
+    with _as_wrong_model():
+        check_engine_config(planned)
+        check_block_size(planned.cache_config.block_size)
+        check_ranks(
+            model,
+            parallel.tensor_parallel_size,
+            parallel.data_parallel_size,
+            has_whole_experts=parallel.enable_expert_parallel,
+        )
+
+
+@contextmanager
+def _as_wrong_model() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as e:
+        raise WrongModel(str(e)) from e
+
+
+def _overrides(config: WorkerConfig) -> dict[str, Any]:
+    """What ``--hf-overrides`` puts in the place of keys of config.json; vLLM itself says what is wrong with it."""
+    try:
+        values = json.loads(last_value("--hf-overrides", config.extra_vllm_args) or "{}")
+    except ValueError:
+        return {}
+    return values if isinstance(values, dict) else {}
