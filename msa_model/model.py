@@ -14,7 +14,7 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear, RowPar
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
-from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
+from vllm.model_executor.models.utils import maybe_prefix
 from vllm.sequence import IntermediateTensors
 
 from msa_model.attention import MSAAttention
@@ -150,7 +150,6 @@ class MSAModel(nn.Module):
             parallel.data_parallel_size,
             has_whole_experts=parallel.enable_expert_parallel,
         )
-        self.num_experts = config.num_local_experts
         impl = MSAImpl(shape, -(-vllm_config.model_config.max_model_len // BLOCK_SIZE))
         # vLLM wants exactly one number in a cache layer's name. The K/V pool comes first, as it begins the row.
         self.kv_pool = KVPool(f"{prefix}.kv_pool.0", shape, impl)
@@ -175,9 +174,6 @@ class MSAModel(nn.Module):
         for layer in self.layers:
             hidden = layer(positions, hidden)
         return self.norm(hidden)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        return load_weights(self, self.num_experts, weights)
 
 
 class MiniMaxM31FlashForCausalLM(nn.Module):
@@ -216,4 +212,6 @@ class MiniMaxM31FlashForCausalLM(nn.Module):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Fill every parameter from a checkpoint; ValueError if a name is unknown or missing."""
-        return AutoWeightsLoader(self).load_weights(weights)
+        # Not by vLLM's AutoWeightsLoader: where lm_head comes between others it asks for the rest in pieces, and nobody
+        # could tell what is missing.
+        return load_weights(self, self.config.num_local_experts, weights)

@@ -13,6 +13,7 @@ from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4FusedM
 
 from msa_model.reference.nvfp4 import dequantize
 from msa_model.reference.selection import top_indices
+from msa_model.replicas import gather, num_tokens_of_replicas, reduce
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
@@ -67,6 +68,11 @@ class TorchModelOptNvFp4MoEMethod(ModelOptNvFp4FusedMoE):
         return True
 
     @property
+    def supports_internal_mk(self) -> bool:
+        """In vLLM's sense: whether the method itself brings replicas' tokens together."""
+        return self.moe.dp_size > 1
+
+    @property
     def supports_eplb(self) -> bool:
         return False
 
@@ -94,8 +100,14 @@ class TorchModelOptNvFp4MoEMethod(ModelOptNvFp4FusedMoE):
         """Sum of the routed experts, [T, H] of ``x``'s dtype; this rank's share under tensor or expert parallelism.
 
         Every expert of this rank runs on every token and counts with weight 0 where it was not chosen: static shapes,
-        and no wait for the device.
+        and no wait for the device. With data-parallel replicas all ranks compute for all replicas' tokens.
         """
+        if self.moe.dp_size > 1:
+            sizes = num_tokens_of_replicas()
+            return reduce(self._apply(layer, gather(x, sizes), gather(router_logits, sizes)), sizes)
+        return self._apply(layer, x, router_logits)
+
+    def _apply(self, layer: RoutedExperts, x: torch.Tensor, router_logits: torch.Tensor) -> torch.Tensor:
         gate_TE = route(router_logits, layer.e_score_correction_bias, layer.top_k, layer.routed_scaling_factor)
         if layer.local_experts is not None:
             gate_TE = gate_TE.index_select(-1, layer.local_experts)

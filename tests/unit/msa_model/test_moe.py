@@ -55,7 +55,7 @@ def run_one_by_one(layer: Any, x: torch.Tensor, logits: torch.Tensor) -> torch.T
 
 def run(layer: Any, x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     method = object.__new__(TorchModelOptNvFp4MoEMethod)
-    method.moe = SimpleNamespace(in_dtype=torch.float32)
+    method.moe = SimpleNamespace(in_dtype=torch.float32, dp_size=1)
     method.process_weights_after_loading(layer)
     return method.apply_monolithic(layer, x, logits)
 
