@@ -10,13 +10,16 @@ import torch
 import triton
 import triton.language as tl
 
-from msa_model.ops.kernels.index_score import index_score_decode_kernel
+from msa_model.ops.kernels.index_score import index_score_decode_kernel, index_score_prefill_kernel
 from msa_model.ops.nvfp4 import e4m3_products
 from msa_model.ops.pool import check_block_table, check_pool
 from msa_model.ops.target import Target, target_of
 
 HEAD_DIM = 128
 MAX_QUERY_ROWS = 8
+# Query tokens and heads of a prefill program: as many as the matrix units want, or few for a short prompt.
+PREFILL_COLUMNS, MIN_PREFILL_COLUMNS = 128, 16
+PREFILL_STAGES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,14 +70,9 @@ def score_decode(
     tokens, heads, _ = index_query.shape
     requests, num_blocks = check_block_table(block_table, seq_lens)
     check_pool(pool, slot)
-    if index_query.shape[2] != HEAD_DIM or not index_query.is_contiguous():
-        raise ValueError(f"index queries must be contiguous [T, G, {HEAD_DIM}], not {tuple(index_query.shape)}")
     if tokens % requests or not 1 <= tokens // requests <= MAX_QUERY_ROWS:
         raise ValueError(f"{requests} requests can't have {tokens} query rows: 1 to {MAX_QUERY_ROWS} each, all alike")
-    if out is None:
-        out = torch.empty(tokens, heads, num_blocks, dtype=torch.float32, device=pool.device)
-    if out.shape != (tokens, heads, num_blocks) or out.dtype != torch.float32 or not out.is_contiguous():
-        raise ValueError(f"the output must be contiguous float32 [{tokens}, {heads}, {num_blocks}]")
+    out = _checked(index_query, num_blocks, out)
     target = target_of(pool.device)
     num_rows = tokens // requests * heads
     tiling = tiling or score_tiling(target, num_rows, requests, num_blocks)
@@ -101,6 +99,72 @@ def score_decode(
         LETS_START=lets_next_start and target.has_early_start,
         num_warps=tiling.num_warps,
     )
+    return out
+
+
+def score_prefill(
+    index_query: torch.Tensor,
+    pool: torch.Tensor,
+    slot: int,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    *,
+    max_query_len: int,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The same for requests of unequal length, whose query tokens are the last of their context.
+
+    ``query_start_loc`` int32 [R + 1]: request r has queries [r] to [r + 1]; ``max_query_len`` bounds their number. The
+    scores of T queries take T x G x M x 4 bytes: cut long prompts into pieces. Raises ValueError as ``score_decode``.
+    """
+    heads = index_query.shape[1]
+    requests, num_blocks = check_block_table(block_table, seq_lens)
+    check_pool(pool, slot)
+    if query_start_loc.shape != (requests + 1,) or query_start_loc.dtype != torch.int32:
+        raise ValueError(f"query_start_loc must be int32 [{requests + 1}], not {tuple(query_start_loc.shape)}")
+    out = _checked(index_query, num_blocks, out)
+    target = target_of(pool.device)
+    columns = max(MIN_PREFILL_COLUMNS, triton.next_power_of_2(heads))
+    columns = columns if max_query_len * heads <= columns else max(columns, PREFILL_COLUMNS)
+    tokens_per_program = columns // heads
+    num_tiles = triton.cdiv(max_query_len, tokens_per_program)
+    # Enough programs to fill the device twice, if the context can be cut so finely.
+    pieces = max(1, min(num_blocks, triton.cdiv(2 * target.num_sms, num_tiles * requests)))
+    blocks_per_program = triton.cdiv(num_blocks, pieces)
+    index_score_prefill_kernel[(num_tiles, requests, triton.cdiv(num_blocks, blocks_per_program))](
+        index_query,
+        pool[:, slot],
+        block_table,
+        seq_lens,
+        query_start_loc,
+        out,
+        e4m3_products(pool.device),
+        HEAD_DIM,
+        pool.stride(0),
+        block_table.stride(0),
+        num_blocks,
+        heads,
+        blocks_per_program,
+        TARGET=target.name,
+        OPERAND=operand_type(target, False),
+        TOKENS=tokens_per_program,
+        COLUMNS=columns,
+        STAGES=PREFILL_STAGES,
+        num_warps=8 if columns >= PREFILL_COLUMNS else 4,
+    )
+    return out
+
+
+def _checked(index_query: torch.Tensor, num_blocks: int, out: torch.Tensor | None) -> torch.Tensor:
+    """The output, made or checked."""
+    tokens, heads, dim = index_query.shape
+    if dim != HEAD_DIM or not index_query.is_contiguous():
+        raise ValueError(f"index queries must be contiguous [T, G, {HEAD_DIM}], not {tuple(index_query.shape)}")
+    if out is None:
+        return torch.empty(tokens, heads, num_blocks, dtype=torch.float32, device=index_query.device)
+    if out.shape != (tokens, heads, num_blocks) or out.dtype != torch.float32 or not out.is_contiguous():
+        raise ValueError(f"the output must be contiguous float32 [{tokens}, {heads}, {num_blocks}]")
     return out
 
 

@@ -11,6 +11,7 @@ from msa_model.ops.target import target_of
 
 # Keys that one program sorts in its second step; more are first cut into groups of 16.
 GROUPS = 256
+NUM_WARPS = 4
 MAX_BLOCKS = 1 << 14
 """Two million tokens."""
 
@@ -95,7 +96,7 @@ def _select(
         MEMBERS=width // groups,
         GROUPS=groups,
         WAITS=waits,
-        num_warps=4,
+        num_warps=NUM_WARPS,
         **options,
     )
     return out

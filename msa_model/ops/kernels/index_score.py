@@ -1,7 +1,7 @@
 """Block scores of the indexer: dot products with every index key of a block, and their maximum (fact M2).
 
 One index-key head serves all index queries. A program takes ``BLOCKS`` cache blocks of one request for each of its
-``STEPS`` steps. Keys are the left operand of the matrix product, 128 x BLOCKS of them, so that decoded values stay in
+``STEPS`` steps. Keys are the left operand of the matrix product, so that decoded values stay in
 registers; the query rows of the request, and its index heads, are the columns of the right one.
 
 With ``PER_RESULT`` the values are decoded without their scales, and the right operand has a column for each row and
@@ -12,10 +12,10 @@ each group of 16 dimensions, which is zero outside of its group::
 
 so that a scale is applied once per result and group instead of once per value.
 
-Keys of a tile are dealt to its rows 16 at a time, block by block, so that one warp of four gets whole blocks if BLOCKS
-is 4 and takes their maximum by itself::
+A tile is 128 keys, 128 / BLOCKS of each block, and a step has BLOCKS tiles. Keys are dealt to rows 16 at a time, block
+by block, so that a warp of four gets whole blocks if BLOCKS is 4 and takes their maximum by itself::
 
-    tile row  m   ->  block (m / 16) % BLOCKS, key m / (16 x BLOCKS) x 16 + m % 16
+    row m of tile i   ->  block (m / 16) % BLOCKS, key 128 / BLOCKS x i + m / (16 x BLOCKS) x 16 + m % 16
 """
 
 import triton
@@ -41,14 +41,24 @@ def load_query_columns(
     query_ptr, row_stride, num_rows, dims, ROWS: tl.constexpr, PER_RESULT: tl.constexpr, OPERAND: tl.constexpr
 ):
     """The right operand [64, columns], rounded to E4M3: query rows at ``dims`` [64], zero where a column has none."""
-    COLUMNS: tl.constexpr = ROWS * 8 if PER_RESULT else ROWS
+    COLUMNS: tl.constexpr = max(16, ROWS * 8) if PER_RESULT else ROWS
     column = tl.arange(0, COLUMNS)
     row = column % ROWS
     is_wanted = (row < num_rows)[None, :] & (dims >= 0)[:, None]
     if PER_RESULT:
         is_wanted = is_wanted & ((column // ROWS)[None, :] == (dims // 16)[:, None])
-    query = tl.load(query_ptr + row[None, :] * row_stride + dims[:, None], mask=is_wanted, other=0.0).to(tl.float32)
-    return round_to_e4m3(query).to(OPERAND)
+    query = tl.load(query_ptr + row[None, :] * row_stride + dims[:, None], mask=is_wanted, other=0.0)
+    if query_ptr.dtype.element_ty != tl.float8e4nv:
+        query = round_to_e4m3(query.to(tl.float32))
+    return query.to(OPERAND)
+
+
+@triton.jit
+def score_factor(TARGET: tl.constexpr, PER_RESULT: tl.constexpr):
+    """What results of ``score_tile`` have to be multiplied by; positive, so it can wait until after a maximum."""
+    if PER_RESULT:
+        return unscaled_factor(TARGET)
+    return scaled_factor(TARGET)
 
 
 @triton.jit
@@ -62,16 +72,17 @@ def score_tile(
     ROWS: tl.constexpr,
     PER_RESULT: tl.constexpr,
 ):
-    """float32 [keys, ROWS] dot products of a tile's keys and the query rows."""
+    """float32 [keys, ROWS] dot products of a tile's keys and the query rows, divided by ``score_factor``."""
     if PER_RESULT:
         first, second = decode_unscaled(data, TARGET)
         parts = tl.dot(second, second_query, tl.dot(first, first_query))
+        if ROWS == 1:  # eight of the 16 columns, the fewest that Hopper's FP8 units get from the compiler, are zero
+            parts = tl.sum(tl.reshape(parts, (data.shape[0], 2, 8)), axis=1)
         parts = tl.reshape(parts, (data.shape[0], 8, ROWS))
-        factor = scale_to_f32(scale) * unscaled_factor(TARGET)
-        return tl.sum(parts * factor[:, :, None], axis=1)
+        return tl.sum(parts * scale_to_f32(scale, TARGET, ROWS == 8)[:, :, None], axis=1)
     else:
         first, second = decode_scaled(data, scale, table_ptr, TARGET)
-        return tl.dot(second, second_query, tl.dot(first, first_query)) * scaled_factor(TARGET)
+        return tl.dot(second, second_query, tl.dot(first, first_query))
 
 
 @triton.jit
@@ -114,7 +125,7 @@ def index_score_decode_kernel(
     second_query = load_query_columns(
         query_row_ptr, row_stride, num_rows, second_dims(column, TARGET), ROWS, PER_RESULT, OPERAND
     )
-    tile_row = tl.arange(0, BLOCK * BLOCKS)
+    tile_row = tl.arange(0, BLOCK)
     block_of = tile_row // 16 % BLOCKS
     key = tile_row // (16 * BLOCKS) * 16 + tile_row % 16
     row = tl.arange(0, ROWS)
@@ -128,12 +139,77 @@ def index_score_decode_kernel(
             block = tl.minimum(start + number, num_blocks - 1)
             page = tl.where(block_of == number, tl.load(table_row_ptr + block).to(tl.int64), page)
         slot_ptr = pool_ptr + page * block_stride
-        data = tl.load((slot_ptr + key * 64)[:, None] + column[None, :])
-        scale = tl.load((slot_ptr + SCALES_OFFSET + key * 8)[:, None] + tl.arange(0, 8)[None, :])
-        score = score_tile(data, scale, first_query, second_query, table_ptr, TARGET, ROWS, PER_RESULT)
-        key_position = (start + block_of) * BLOCK + key
-        score = tl.where(key_position[:, None] <= position[None, :], score, float("-inf"))
-        best = tl.max(tl.max(tl.reshape(score, (8, BLOCKS, 16, ROWS)), axis=2), axis=0)
+        best = tl.full((BLOCK, ROWS), float("-inf"), tl.float32)
+        for piece in tl.static_range(BLOCKS):
+            piece_key = key + piece * (BLOCK // BLOCKS)
+            data = tl.load((slot_ptr + piece_key * 64)[:, None] + column[None, :])
+            scale = tl.load((slot_ptr + SCALES_OFFSET + piece_key * 8)[:, None] + tl.arange(0, 8)[None, :])
+            score = score_tile(data, scale, first_query, second_query, table_ptr, TARGET, ROWS, PER_RESULT)
+            key_position = (start + block_of) * BLOCK + piece_key
+            best = tl.maximum(best, tl.where(key_position[:, None] <= position[None, :], score, float("-inf")))
+        best = tl.max(tl.max(tl.reshape(best, (8 // BLOCKS, BLOCKS, 16, ROWS)), axis=2), axis=0)
         block = start + tl.arange(0, BLOCKS)
         is_kept = (block < num_blocks)[:, None] & (row < num_rows)[None, :]
+        best = best * score_factor(TARGET, PER_RESULT)
         tl.store(score_row_ptr[None, :] + block[:, None], best, mask=is_kept)
+
+
+@triton.jit
+def index_score_prefill_kernel(
+    query_ptr,  # [T, G, 128]
+    pool_ptr,
+    block_table_ptr,
+    seq_lens_ptr,
+    query_start_ptr,  # int32 [R + 1]
+    score_ptr,  # float32 [T * G, M]
+    table_ptr,
+    row_stride,
+    block_stride,
+    block_table_stride,
+    score_stride,
+    num_heads,
+    blocks_per_program,
+    TARGET: tl.constexpr,
+    OPERAND: tl.constexpr,
+    TOKENS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Scores of a piece of the context for TOKENS query tokens of one request and all its index heads."""
+    request = tl.program_id(1)
+    query_start = tl.load(query_start_ptr + request)
+    num_tokens = tl.load(query_start_ptr + request + 1) - query_start
+    first_token = tl.program_id(0) * TOKENS
+    if first_token >= num_tokens:
+        return
+    num_tokens = tl.minimum(num_tokens - first_token, TOKENS)
+    first_position = (
+        tl.load(seq_lens_ptr + request) - tl.load(query_start_ptr + request + 1) + query_start + first_token
+    )
+    first_block = tl.program_id(2) * blocks_per_program
+    end = tl.minimum(first_block + blocks_per_program, (first_position + num_tokens - 1) // BLOCK + 1)
+    if first_block >= end:
+        return
+    first_row = (query_start + first_token).to(tl.int64) * num_heads
+    num_rows = num_tokens * num_heads
+    dim = tl.arange(0, 64)
+    query_row_ptr = query_ptr + first_row * row_stride
+    first_query = load_query_columns(
+        query_row_ptr, row_stride, num_rows, first_dims(dim, TARGET), COLUMNS, False, OPERAND
+    )
+    second_query = load_query_columns(
+        query_row_ptr, row_stride, num_rows, second_dims(dim, TARGET), COLUMNS, False, OPERAND
+    )
+    row = tl.arange(0, COLUMNS)
+    position = first_position + row // num_heads
+    key = tl.arange(0, BLOCK)
+    table_row_ptr = block_table_ptr + request.to(tl.int64) * block_table_stride
+    score_row_ptr = score_ptr + (first_row + row) * score_stride
+    for block in tl.range(first_block, end, num_stages=STAGES):
+        slot_ptr = pool_ptr + tl.load(table_row_ptr + block).to(tl.int64) * block_stride
+        data = tl.load((slot_ptr + key * 64)[:, None] + dim[None, :])
+        scale = tl.load((slot_ptr + SCALES_OFFSET + key * 8)[:, None] + tl.arange(0, 8)[None, :])
+        score = score_tile(data, scale, first_query, second_query, table_ptr, TARGET, COLUMNS, False)
+        score = tl.where((key + block * BLOCK)[:, None] <= position[None, :], score, float("-inf"))
+        best = tl.max(score, axis=0) * scaled_factor(TARGET)
+        tl.store(score_row_ptr + block, best, mask=row < num_rows)

@@ -77,6 +77,22 @@ _NVFP4_TO_E4M3 = tl.constexpr("""{
 }""")
 
 
+# Four E4M3 bytes to float32; the compiler's own conversion takes the bytes apart and puts them together again.
+_E4M3_TO_F32 = tl.constexpr("""{
+    .reg .b16 l, h, a, b, c, d;
+    .reg .b32 x, y;
+    mov.b32 {l, h}, $4;
+    cvt.rn.f16x2.e4m3x2 x, l;
+    cvt.rn.f16x2.e4m3x2 y, h;
+    mov.b32 {a, b}, x;
+    mov.b32 {c, d}, y;
+    cvt.f32.f16 $0, a;
+    cvt.f32.f16 $1, b;
+    cvt.f32.f16 $2, c;
+    cvt.f32.f16 $3, d;
+}""")
+
+
 @triton.jit
 def first_dims(column, TARGET: tl.constexpr):
     """The head dimensions of the ``first`` tile's columns, from column numbers 0-63."""
@@ -110,10 +126,18 @@ def unscaled_factor(TARGET: tl.constexpr):
 
 
 @triton.jit
-def scale_to_f32(scale):
-    """float32 values of E4M3 bytes that are never negative; NaN (a stale byte) becomes 480."""
-    # The exponent's bias differs by 120.
-    return (scale.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+def scale_to_f32(scale, TARGET: tl.constexpr, IS_ROW_IN_THREAD: tl.constexpr = False):
+    """float32 values of E4M3 bytes that are never negative; NaN (a stale byte) is NaN or 480.
+
+    ``IS_ROW_IN_THREAD``: a thread will hold whole rows of ``scale``, so that four of a row can be taken at once.
+    """
+    if TARGET == "other":
+        # The exponent's bias differs by 120.
+        return (scale.to(tl.int32) << 20).to(tl.float32, bitcast=True) * 1.329227995784916e36
+    elif TARGET == "gfx950" or not IS_ROW_IN_THREAD:
+        return scale.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+    else:
+        return tl.inline_asm_elementwise(_E4M3_TO_F32, "=r,=r,=r,=r,r", [scale], dtype=tl.float32, is_pure=True, pack=4)
 
 
 @triton.jit
