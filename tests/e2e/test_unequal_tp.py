@@ -1,6 +1,7 @@
 """Prefill and decode of unequal tensor parallelism, over TCP, with little KV space, and with the policy `fail`.
 
-Two workers of TP2 run beside the stack's of TP1: prefill TP2 -> decode TP1 and prefill TP1 -> decode TP2. Two long
+Two workers of TP2 run beside the stack's of TP1: prefill TP2 -> decode TP1 and prefill TP1 -> decode TP2, which has
+whole experts on each rank (EP) where prefill cuts them. Two long
 prompts don't fit into their KV space, so vLLM preempts one; decode TP2 fails what does not cross.
 """
 
@@ -51,7 +52,7 @@ def pairs(stack: Stack, other_prefill_port: int, tmp_path_factory: pytest.TempPa
     decode = worker_config(
         "decode",
         stack.checkpoint,
-        **small,
+        **small | {"parallelism": {"tp_size": 2, "enable_ep": True}},
         kv_transfer={"port": free_port(), "extra_peers": readable, "load_failure_policy": "fail", "read_timeout_s": 20},
     )
     with running_workers(
