@@ -5,6 +5,7 @@ and no call waits for the device: lengths of contexts are known to it alone.
 """
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,7 +46,24 @@ class VariedRows:
     """int32 [R], query tokens included."""
     block_table: torch.Tensor
     """int32 [R, M]; entries beyond a request's own blocks are stale."""
+    positions: torch.Tensor
+    """int32 [num_tokens], of each query token in its context."""
     max_query_len: int
+
+    def pieces(self, max_tokens: int) -> Iterator["VariedRows"]:
+        """The same in pieces of up to ``max_tokens``, each with the contexts as they are at its end."""
+        ends = self.query_start_loc[1:]
+        for first in range(0, self.num_tokens, max_tokens):
+            end = min(first + max_tokens, self.num_tokens)
+            yield VariedRows(
+                first_token=self.first_token + first,
+                num_tokens=end - first,
+                query_start_loc=self.query_start_loc.clamp(first, end) - first,
+                seq_lens=self.seq_lens - (ends - end).clamp(min=0).minimum(ends - self.query_start_loc[:-1]),
+                block_table=self.block_table,
+                positions=self.positions[first:end],
+                max_query_len=min(self.max_query_len, end - first),
+            )
 
 
 def split_rows(common: "CommonAttentionMetadata", max_uniform_len: int) -> tuple[UniformRows | None, VariedRows | None]:
@@ -65,12 +83,21 @@ def split_rows(common: "CommonAttentionMetadata", max_uniform_len: int) -> tuple
     # Rows without a token at the end are padding of a full graph.
     if any(lengths[num_uniform:]):
         rows, first_token = slice(num_uniform, len(lengths)), starts[num_uniform]
+        query_start_loc = common.query_start_loc[num_uniform : len(lengths) + 1] - first_token
+        num_tokens = starts[-1] - first_token
         varied = VariedRows(
             first_token=first_token,
-            num_tokens=starts[-1] - first_token,
-            query_start_loc=common.query_start_loc[num_uniform : len(lengths) + 1] - first_token,
+            num_tokens=num_tokens,
+            query_start_loc=query_start_loc,
             seq_lens=common.seq_lens[rows],
             block_table=common.block_table_tensor[rows],
+            positions=_positions(query_start_loc, common.seq_lens[rows], num_tokens),
             max_query_len=max(lengths[rows]),
         )
     return uniform, varied
+
+
+def _positions(query_start_loc: torch.Tensor, seq_lens: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    token = torch.arange(num_tokens, dtype=torch.int32, device=seq_lens.device)
+    row = torch.searchsorted(query_start_loc[1:], token, right=True)
+    return seq_lens[row] - query_start_loc[row + 1] + token

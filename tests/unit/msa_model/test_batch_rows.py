@@ -22,6 +22,7 @@ def test_the_rows_behind_the_uniform_ones_count_their_tokens_from_zero() -> None
     assert (varied.first_token, varied.num_tokens, varied.max_query_len) == (4, 301, 300)
     assert varied.query_start_loc.tolist() == [0, 1, 301]
     assert varied.seq_lens.tolist() == [66, 400]
+    assert varied.positions.tolist() == [65, *range(100, 400)]
 
 
 def test_longer_queries_than_the_engine_decodes_with_are_not_uniform() -> None:
@@ -44,3 +45,25 @@ def test_padding_rows_that_have_tokens_stay() -> None:
     assert varied is None
     assert uniform is not None
     assert uniform.seq_lens.tolist() == [64, 0, 0]
+
+
+def test_pieces_of_a_batch_see_the_contexts_as_they_are_at_their_ends() -> None:
+    _, varied = split_rows(make_common([10, 4, 6], [30, 4, 106]), 1)
+    assert varied is not None
+    first, second, third = varied.pieces(8)
+    assert [(piece.first_token, piece.num_tokens) for piece in (first, second, third)] == [(0, 8), (8, 8), (16, 4)]
+    assert [piece.query_start_loc.tolist() for piece in (first, second, third)] == [
+        [0, 8, 8, 8],
+        [0, 2, 6, 8],
+        [0, 0, 0, 4],
+    ]
+    assert first.seq_lens.tolist() == [28, 0, 100]
+    assert second.seq_lens.tolist() == [30, 4, 102]
+    assert third.seq_lens.tolist() == [30, 4, 106]
+    assert [*first.positions, *second.positions, *third.positions] == [*varied.positions]
+    # The query tokens of a piece are the last of its contexts.
+    for piece in (first, second, third):
+        ends = piece.query_start_loc[1:]
+        for row in range(3):
+            span = piece.positions[piece.query_start_loc[row] : ends[row]]
+            assert len(span) == 0 or span[-1] == piece.seq_lens[row] - 1
