@@ -81,13 +81,28 @@ def check_model_config(config: Any) -> None:
     _require(len(config.moe_layer_freq) == layers, "moe_layer_freq", config.moe_layer_freq, f"a list of {layers}")
     _require(config.scoring_func == "sigmoid", "scoring_func", config.scoring_func, "'sigmoid'")
     _require(config.hidden_act == "swigluoai", "hidden_act", config.hidden_act, "'swigluoai'")
+    _require(config.use_qk_norm, "use_qk_norm", config.use_qk_norm, "true")
     _require(config.qk_norm_type == "per_head", "qk_norm_type", config.qk_norm_type, "'per_head'")
     _require(config.use_routing_bias, "use_routing_bias", config.use_routing_bias, "true")
     _require(config.use_gemma_norm, "use_gemma_norm", config.use_gemma_norm, "true")
     _require(not config.attention_output_gate, "attention_output_gate", config.attention_output_gate, "false")
     _require(not config.tie_word_embeddings, "tie_word_embeddings", config.tie_word_embeddings, "false")
+    _check_rope(config)
     _check_sparse(config.sparse_attention_config, kv_heads, layers)
     _check_quantization(config)
+
+
+def _check_rope(config: Any) -> None:
+    """Plain rotation by ``rope_theta``; other places where a configuration may speak of it must say the same."""
+    rotary_dim, wanted = config.rotary_dim, config.head_dim * config.partial_rotary_factor
+    _require(rotary_dim == wanted, "rotary_dim", rotary_dim, f"head_dim * partial_rotary_factor = {wanted:g}")
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = getattr(config, name, None) or {}
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        _require(kind == "default", f"{name}.rope_type", kind, "'default'")
+        for key in ("rope_theta", "partial_rotary_factor"):
+            mine, given = getattr(config, key), rope.get(key)
+            _require(given is None or given == mine, f"{name}.{key}", given, f"{key}={mine}")
 
 
 def _check_sparse(sparse: dict[str, Any], kv_heads: int, num_layers: int) -> None:
@@ -162,14 +177,8 @@ def check_engine_config(vllm_config: Any) -> None:
     if vllm_config.kv_transfer_config is not None:
         _require(dp == 1, "data_parallel_size", dp, "1 with a KV connector, which has one side channel an engine")
     _require(not parallel.enable_eplb, "enable_eplb", parallel.enable_eplb, "false: experts stay where they were put")
-    _require(cache.cache_dtype in KV_CACHE_DTYPES, "kv_cache_dtype", cache.cache_dtype, f"one of {KV_CACHE_DTYPES}")
-    index_dtype = vllm_config.attention_config.indexer_kv_dtype
-    _require(
-        index_dtype in KV_CACHE_DTYPES,
-        "attention_config.indexer_kv_dtype",
-        index_dtype,
-        f"one of {KV_CACHE_DTYPES}",
-    )
+    check_cache_dtype(cache.cache_dtype)
+    check_cache_dtype(vllm_config.attention_config.indexer_kv_dtype, "attention_config.indexer_kv_dtype")
 
 
 def check_ranks(config: Any, tp_size: int, dp_size: int, *, has_whole_experts: bool) -> MSAShape:
@@ -202,6 +211,11 @@ def check_cuts(config: Any, tp_size: int, moe_tp_size: int) -> None:
         group = GROUP_SIZE[stored] if stored else 1
         wanted = f"so that {size} inputs of {module} are cut between groups of {group}"
         _require(size % (ranks * group) == 0, "ranks of tensor parallelism", ranks, wanted)
+
+
+def check_cache_dtype(dtype: str, key: str = "kv_cache_dtype") -> None:
+    """Raise ValueError, naming the key, unless a cache is of the format that the model was trained with (fact M4)."""
+    _require(dtype in KV_CACHE_DTYPES, key, dtype, f"one of {KV_CACHE_DTYPES}")
 
 
 def check_block_size(block_size: int) -> None:

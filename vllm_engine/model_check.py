@@ -9,7 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from msa_model.config import check_block_size, check_engine_config, check_ranks
+from msa_model.config import (
+    KV_CACHE_DTYPES,
+    check_block_size,
+    check_cache_dtype,
+    check_engine_config,
+    check_ranks,
+)
 from msa_model.preflight import check_folder
 from msa_model.published import MODEL_TYPE, with_defaults
 from vllm_engine.args import last_value
@@ -24,10 +30,11 @@ class WrongModel(Exception):
 
 
 def check_checkpoint(config: WorkerConfig) -> None:
-    """Look at config.json and at the headers of the weights' files; imports no engine.
+    """Look at config.json, at the headers of the weights' files and at this worker's settings; imports no engine.
 
     Raises:
-        WrongModel: names what is missing, unexpected, of another shape or number format, or can't be cut over ranks.
+        WrongModel: names what is missing, unexpected, of another shape or number format, or can't be cut over ranks; or
+            the setting that the model can't be served with.
     """
     folder = Path(config.model)
     values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -43,6 +50,11 @@ def check_checkpoint(config: WorkerConfig) -> None:
     with _as_wrong_model():
         ranks = config.parallelism
         check_ranks(with_defaults(values | overrides), ranks.tp_size, ranks.dp_size, has_whole_experts=ranks.enable_ep)
+        # Told at once, where check_plan would tell it after the engine's imports.
+        check_cache_dtype(last_value("--kv-cache-dtype", config.extra_vllm_args) or KV_CACHE_DTYPES[0])
+        block_size = last_value("--block-size", config.extra_vllm_args)
+        if block_size is not None and block_size.isdecimal():
+            check_block_size(int(block_size))
 
 
 def check_plan(planned: Any) -> None:

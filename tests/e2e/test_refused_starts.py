@@ -1,5 +1,7 @@
 """Workers and routers that could not serve right are refused when they start, by name and with both sides' values."""
 
+import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,35 @@ def test_a_worker_whose_engine_would_lack_our_connector_is_refused(
     [told] = [line for line in refusal_of(config, tmp_path).splitlines() if line.startswith(EXIT_REASON_PREFIX)]
     assert reason in told
     assert "extra_vllm_args" in told
+
+
+def test_a_checkpoint_that_is_not_what_it_says_is_refused_before_an_engine_is_built(
+    stack: Stack, tmp_path: Path
+) -> None:
+    """A layer more than there is: 47 tensors that no file has."""
+    odd = tmp_path / "odd"
+    shutil.copytree(stack.checkpoint, odd)
+    values = json.loads((odd / "config.json").read_text())
+    sparse = values["sparse_attention_config"]
+    values |= {"num_hidden_layers": 5, "moe_layer_freq": [*values["moe_layer_freq"], 0]}
+    values["sparse_attention_config"] = sparse | {"sparse_attention_freq": None, "sparse_disable_index_value": None}
+    (odd / "config.json").write_text(json.dumps(values))
+    text = refusal_of(worker_config("prefill", odd), tmp_path)
+    assert "missing: model.layers.4." in text
+    assert "vllm" not in text.split(EXIT_REASON_PREFIX)[0], "an engine was imported for it"
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [(["--block-size", "64"], "block_size=64"), (["--kv-cache-dtype", "fp8"], "kv_cache_dtype='fp8'")],
+    ids=["block size", "KV dtype"],
+)
+def test_a_setting_that_the_model_can_not_be_served_with_is_refused_by_key(
+    stack: Stack, tmp_path: Path, args: list[str], reason: str
+) -> None:
+    [told] = refusal_of(worker_config("prefill", stack.checkpoint, extra_vllm_args=args), tmp_path).splitlines()
+    assert told.startswith(EXIT_REASON_PREFIX), "no engine was imported for it"
+    assert reason in told
 
 
 def test_engines_without_a_connector_are_an_error_not_a_second_prefill(

@@ -1,8 +1,8 @@
 """Prefill and decode of unequal tensor parallelism, over TCP, with little KV space, and with the policy `fail`.
 
 Two workers of TP2 run beside the stack's of TP1: prefill TP2 -> decode TP1 and prefill TP1 -> decode TP2, which has
-whole experts on each rank (EP) where prefill cuts them. Two long
-prompts don't fit into their KV space, so vLLM preempts one; decode TP2 fails what does not cross.
+whole experts on each rank (EP) where prefill cuts them. Two long prompts don't fit into their KV space, so vLLM
+preempts one; decode TP2 fails what does not cross.
 """
 
 import random

@@ -65,6 +65,10 @@ def test_the_nano_config_is_served() -> None:
         ("quant_algo", "FP8"),
         ("group_size", 32),
         ("moe_layer_freq", [0, 1, 1, 1, 1]),
+        ("use_qk_norm", False),
+        ("rotary_dim", 128),
+        ("rope_parameters", {"rope_type": "linear", "factor": 4.0}),
+        ("rope_parameters", {"rope_type": "default", "rope_theta": 10_000.0}),
         ("quantization_config", None),
     ],
 )

@@ -49,6 +49,20 @@ def test_weights_that_are_not_read_need_not_be_there(nano: Path) -> None:
     check_checkpoint(worker(nano, "--load-format", "dummy"))
 
 
+@pytest.mark.parametrize(
+    ("args", "key"),
+    [
+        (["--block-size", "64"], "block_size=64"),
+        (["--kv_cache_dtype=fp8"], "kv_cache_dtype='fp8'"),
+        (["--kv-cache-dtype", "nvfp4", "--kv-cache-dtype", "bfloat16"], "kv_cache_dtype='bfloat16'"),
+    ],
+)
+def test_an_argument_for_a_cache_that_there_is_not_is_refused(nano: Path, args: list[str], key: str) -> None:
+    with pytest.raises(WrongModel, match=key):
+        check_checkpoint(worker(nano, *args))
+    check_checkpoint(worker(nano, "--block-size", "128", "--kv-cache-dtype", "nvfp4"))
+
+
 def test_overridden_keys_are_those_that_are_checked(nano: Path) -> None:
     with pytest.raises(WrongModel, match="head_dim=64"):
         check_checkpoint(worker(nano, "--hf-overrides", '{"head_dim": 64}'))
