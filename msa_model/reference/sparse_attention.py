@@ -12,9 +12,10 @@ import torch
 from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
 from msa_model.metadata import LongQuery, MSAMetadata
 from msa_model.pages import LayerPages
+from msa_model.reference.block_attention import SCALE as SCALE
+from msa_model.reference.block_attention import attend_blocks, attend_pages
 from msa_model.reference.selection import block_scores, select_blocks
 
-SCALE = HEAD_DIM**-0.5
 # Elements of one temporary tensor (64 MB of float32): queries are cut into pieces that stay below it.
 MAX_TEMPORARY_ELEMENTS = 1 << 24
 
@@ -67,16 +68,8 @@ class TorchSparseAttention:
         score_TGS = index_query_TGD.float() @ index_key_TSD.transpose(1, 2)
         block_TGk = self._select(score_TGS, position_T)
 
-        block_id_TGk = table_TM[:, None].expand(-1, block_TGk.shape[1], -1).gather(-1, block_TGk)
-        is_seen_TGS = _is_seen(block_TGk, position_T).flatten(-2)
-        key_TGSD = pages.kv.gather(block_id_TGk, pages.key_slots[:, None])
-        # A masked weight is 0, and 0 times a stale NaN would still be NaN.
-        value_TGSD = pages.kv.gather(block_id_TGk, pages.value_slots[:, None]).masked_fill(~is_seen_TGS[..., None], 0.0)
-
         query_TGND = query_THD.float().unflatten(1, (self.shape.num_kv_heads, -1))
-        logit_TGNS = query_TGND @ key_TGSD.transpose(-1, -2) * SCALE
-        weight_TGNS = logit_TGNS.masked_fill_(~is_seen_TGS[:, :, None], float("-inf")).softmax(dim=-1)
-        return (weight_TGNS @ value_TGSD).flatten(1, 2)
+        return attend_pages(query_TGND, pages.kv, pages.key_slots, pages.value_slots, table_TM, block_TGk, position_T)
 
     def _attend_long(
         self,
@@ -110,39 +103,3 @@ class TorchSparseAttention:
         newest_T = torch.div(position_T, BLOCK_SIZE, rounding_mode="floor")
         score_TGB = block_scores(score_TGS, position_T, BLOCK_SIZE)
         return select_blocks(score_TGB, newest_T, self.shape.topk_blocks, self.shape.local_blocks)
-
-
-def attend_blocks(
-    query_TGND: torch.Tensor,
-    key_GBSD: torch.Tensor,
-    value_GBSD: torch.Tensor,
-    block_TGk: torch.Tensor,
-    position_T: torch.Tensor,
-) -> torch.Tensor:
-    """Causal attention of each query over its own chosen blocks, float32 [T, G, N, D]; S = 128 keys of a block.
-
-    Goes block by block and takes the queries that chose it together, so the work grows with the chosen keys and not
-    with the context. Waits for the device.
-    """
-    groups, blocks = key_GBSD.shape[:2]
-    logit_TGNkS = query_TGND.new_empty(*query_TGND.shape[:3], block_TGk.shape[-1], BLOCK_SIZE)
-    picks = {
-        (group, block): (block_TGk[:, group] == block).nonzero(as_tuple=True)
-        for group in range(groups)
-        for block in range(blocks)
-    }
-    for (group, block), (token, pick) in picks.items():
-        logit_TGNkS[token, group, :, pick] = query_TGND[token, group] @ (key_GBSD[group, block].T * SCALE)
-    logit_TGNkS.masked_fill_(~_is_seen(block_TGk, position_T)[:, :, None], float("-inf"))
-    weight_TGNkS = logit_TGNkS.flatten(-2).softmax(dim=-1).view_as(logit_TGNkS)
-    out_TGND = torch.zeros_like(query_TGND)
-    for (group, block), (token, pick) in picks.items():
-        # A query picks a block once, so no token comes twice.
-        out_TGND[token, group] += weight_TGNkS[token, group, :, pick] @ value_GBSD[group, block]
-    return out_TGND
-
-
-def _is_seen(block_TGk: torch.Tensor, position_T: torch.Tensor) -> torch.Tensor:
-    """bool [T, G, k, 128]: whether a key of a chosen block is at or before the query."""
-    offset = torch.arange(BLOCK_SIZE, device=block_TGk.device)
-    return block_TGk[..., None] * BLOCK_SIZE + offset <= position_T[:, None, None, None]

@@ -36,7 +36,8 @@ _E2M1_TO_E4M3 = tl.constexpr("""{
 }""")
 
 # Four bytes to halves times 2^-14: sign to bit 15, exponent and fraction to bits 11-9, subnormals included.
-_E2M1_TO_F16_LINES = """
+_E2M1_TO_F16 = tl.constexpr(
+    """{
     .reg .b32 x, y, z;
     prmt.b32 x, DATA, 0, 0x1404;
     prmt.b32 y, DATA, 0, 0x3424;
@@ -54,18 +55,31 @@ _E2M1_TO_F16_LINES = """
     shr.u32 z, y, 3;
     and.b32 z, z, 0x0E000E00;
     lop3.b32 $3, y, 0x80008000, z, 0xEA;
-""".replace("DATA", "$4")
-_E2M1_TO_F16 = tl.constexpr("{" + _E2M1_TO_F16_LINES + "}")
-_NVFP4_TO_F16 = tl.constexpr(
-    "{"
-    + _E2M1_TO_F16_LINES
-    + """
+}""".replace("DATA", "$4")
+)
+# Four bytes and the halves of their scales to products: to E4M3 first, whose conversion to halves is an instruction for
+# two. 15 instructions for 8 values, where moving bits straight into halves takes 20.
+_NVFP4_TO_F16 = tl.constexpr("""{
+    .reg .b32 a, b;
+    .reg .b16 l, h;
+    shl.b32 a, $4, 4;
+    shl.b32 b, $4, 2;
+    and.b32 b, b, 0x1C1C1C1C;
+    lop3.b32 a, a, 0x80808080, b, 0xEA;
+    mov.b32 {l, h}, a;
+    cvt.rn.f16x2.e4m3x2 $0, l;
+    cvt.rn.f16x2.e4m3x2 $1, h;
+    shr.u32 a, $4, 2;
+    and.b32 a, a, 0x1C1C1C1C;
+    lop3.b32 a, $4, 0x80808080, a, 0xEA;
+    mov.b32 {l, h}, a;
+    cvt.rn.f16x2.e4m3x2 $2, l;
+    cvt.rn.f16x2.e4m3x2 $3, h;
     mul.rn.f16x2 $0, $0, $5;
     mul.rn.f16x2 $1, $1, $6;
     mul.rn.f16x2 $2, $2, $5;
     mul.rn.f16x2 $3, $3, $6;
-}"""
-)
+}""")
 
 # Four bytes and their scales, one byte each, to the products in E4M3. The four bytes must be neighbours in a token, so
 # that one scale serves all eight values: `make aot` checks the layout that the compiler chose.
@@ -164,11 +178,13 @@ def decode_scaled(data, scale, table_ptr, TARGET: tl.constexpr):
     elif TARGET == "gfx950":
         return _by_table(data, scale, table_ptr, data.shape[0])
     else:
-        # Bits of an E4M3 number at the place of a half's are the number times 2^-8; times 2^15 it is scale x 2^7.
-        half = (scale.to(tl.uint16) << 7).to(tl.float16, bitcast=True) * tl.full((), 32768.0, tl.float16)
-        half = _per_column(half, data.shape[0])
+        # Bits of an E4M3 number at the place of a half's are the number times 2^-8. Values come as many times too small
+        # as their format has a smaller bias: 2^-14 in halves, 2^-6 in E4M3.
+        half = (scale.to(tl.uint16) << 7).to(tl.float16, bitcast=True)
         if TARGET == "other":
+            half = _per_column(half * tl.full((), 32768.0, tl.float16), data.shape[0])
             return _nibble_to_f16(data & 15) * half, _nibble_to_f16(data >> 4) * half
+        half = _per_column(half * tl.full((), 128.0, tl.float16), data.shape[0])
         return tl.inline_asm_elementwise(
             _NVFP4_TO_F16,
             "=&r,=&r,=&r,=&r,r,r,r",

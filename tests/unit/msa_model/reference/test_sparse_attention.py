@@ -6,7 +6,8 @@ import torch
 import msa_model.reference.sparse_attention as sparse_attention
 from msa_model.config import BLOCK_SIZE, MSAShape
 from msa_model.pages import LayerPages
-from msa_model.reference.sparse_attention import SCALE, TorchSparseAttention
+from msa_model.reference.block_attention import SCALE
+from msa_model.reference.sparse_attention import TorchSparseAttention
 from tests.unit.msa_model.factories import (
     Sequence,
     make_metadata,
