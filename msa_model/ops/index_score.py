@@ -17,9 +17,12 @@ from msa_model.ops.target import Target, target_of
 
 HEAD_DIM = 128
 MAX_QUERY_ROWS = 8
-# Query tokens and heads of a prefill program: as many as the matrix units want, or few for a short prompt.
-PREFILL_COLUMNS, MIN_PREFILL_COLUMNS = 128, 16
-PREFILL_STAGES = 3
+# Rows up to which scales are applied to results: 8 groups each, against 16 values of a group. The interpreter tries both.
+MAX_ROWS_PER_RESULT = {"sm_90": 8, "sm_107": 4, "other": 8}
+PROGRAMS_PER_SM = 4
+# Prefill on H200: 128 queries of four warps were fastest of 64, 128 and 256, with a pipeline of 4.
+PREFILL_COLUMNS, PREFILL_STAGES = 128, 4
+PREFILL_PROGRAMS_PER_SM, PREFILL_MIN_BLOCKS = 16, 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,21 +33,44 @@ class ScoreTiling:
     """Whether scales are applied once per result of the matrix product instead of once per value."""
     rows: int
     """Columns for query rows and heads, a power of two."""
+    tile: int
+    """Keys of one matrix product."""
     blocks: int
-    """Cache blocks of a tile."""
+    """Cache blocks that a tile is taken from."""
     steps: int
-    """Tiles of a program."""
+    """Times that a program takes so many blocks."""
     stages: int
     num_warps: int
 
 
 def score_tiling(target: Target, num_rows: int, num_requests: int, num_blocks: int) -> ScoreTiling:
-    """Tiles for ``num_rows`` query rows and heads of a request."""
+    """Tiles for ``num_rows`` query rows and heads of each of the requests, with up to ``num_blocks`` blocks each.
+
+    The choices are those that were fastest on H200 at 32K to 512K tokens (bench/kernels).
+    """
     rows = triton.next_power_of_2(num_rows)
-    applies_per_result = {"sm_90": rows <= 8, "other": rows <= 8, "sm_107": rows <= 4}.get(target.name, False)
+    applies_per_result = rows <= MAX_ROWS_PER_RESULT.get(target.name, 0)
+    tile, blocks, stages = 128, 1, 7
     if not applies_per_result:
-        rows = max(16, rows)
-    return ScoreTiling(applies_per_result=applies_per_result, rows=rows, blocks=1, steps=8, stages=5, num_warps=4)
+        rows, stages = max(16, rows), 4
+    elif rows == 2:
+        blocks, stages = 2, 5
+    elif rows > 2:
+        # Half tiles need half of the accumulators, and more programs fit a multiprocessor.
+        tile, blocks, stages = 64, 4, 3
+    # A few programs for each multiprocessor, but none so long that the last wave is felt.
+    wanted = triton.cdiv(num_requests * num_blocks, blocks * PROGRAMS_PER_SM * target.num_sms)
+    limit = (16 if wanted <= 16 else 8) if rows < 8 or not applies_per_result else 8
+    steps = min(triton.next_power_of_2(wanted), limit)
+    return ScoreTiling(
+        applies_per_result=applies_per_result,
+        rows=rows,
+        tile=tile,
+        blocks=blocks,
+        steps=steps,
+        stages=stages,
+        num_warps=4,
+    )
 
 
 def score_decode(
@@ -93,6 +119,7 @@ def score_decode(
         OPERAND=operand_type(target, tiling.applies_per_result),
         PER_RESULT=tiling.applies_per_result,
         ROWS=tiling.rows,
+        TILE=tiling.tile,
         BLOCKS=tiling.blocks,
         STEPS=tiling.steps,
         STAGES=tiling.stages,
@@ -125,13 +152,12 @@ def score_prefill(
         raise ValueError(f"query_start_loc must be int32 [{requests + 1}], not {tuple(query_start_loc.shape)}")
     out = _checked(index_query, num_blocks, out)
     target = target_of(pool.device)
-    columns = max(MIN_PREFILL_COLUMNS, triton.next_power_of_2(heads))
-    columns = columns if max_query_len * heads <= columns else max(columns, PREFILL_COLUMNS)
-    tokens_per_program = columns // heads
+    tokens_per_program = max(1, PREFILL_COLUMNS // heads)
+    columns = triton.next_power_of_2(tokens_per_program * heads)
     num_tiles = triton.cdiv(max_query_len, tokens_per_program)
-    # Enough programs to fill the device twice, if the context can be cut so finely.
-    pieces = max(1, min(num_blocks, triton.cdiv(2 * target.num_sms, num_tiles * requests)))
-    blocks_per_program = triton.cdiv(num_blocks, pieces)
+    # Several waves of programs even out what the causal edge leaves uneven, while each has blocks to loop over.
+    pieces = triton.cdiv(PREFILL_PROGRAMS_PER_SM * target.num_sms, num_tiles * requests)
+    blocks_per_program = max(min(num_blocks, PREFILL_MIN_BLOCKS), triton.cdiv(num_blocks, pieces))
     index_score_prefill_kernel[(num_tiles, requests, triton.cdiv(num_blocks, blocks_per_program))](
         index_query,
         pool[:, slot],
@@ -151,7 +177,7 @@ def score_prefill(
         TOKENS=tokens_per_program,
         COLUMNS=columns,
         STAGES=PREFILL_STAGES,
-        num_warps=8 if columns >= PREFILL_COLUMNS else 4,
+        num_warps=4,
     )
     return out
 

@@ -1,6 +1,6 @@
-"""Rounding to E4M3 by float32 arithmetic, the same on every target and in the interpreter.
+"""Rounding to E4M3, to the nearest number, ties to even, beyond 448 to it: the same on every target.
 
-Hardware conversions differ in what they do beyond 448, and the interpreter's doesn't round to nearest even.
+NVIDIA GPUs convert so by themselves; the interpreter's conversion doesn't round to nearest even.
 """
 
 import triton
@@ -19,6 +19,14 @@ def round_to_e4m3(x):
     exponent = tl.maximum((x.to(tl.int32, bitcast=True) >> 23) & 255, 121)
     magic = (((exponent + 20) << 23) | 0x400000).to(tl.float32, bitcast=True)
     return (x + magic) - magic
+
+
+@triton.jit
+def to_e4m3(x, TARGET: tl.constexpr):
+    """float8e4nv of float32 values."""
+    if TARGET == "other" or TARGET == "gfx950":
+        x = round_to_e4m3(x)
+    return x.to(tl.float8e4nv)
 
 
 @triton.jit

@@ -12,16 +12,16 @@ each group of 16 dimensions, which is zero outside of its group::
 
 so that a scale is applied once per result and group instead of once per value.
 
-A tile is 128 keys, 128 / BLOCKS of each block, and a step has BLOCKS tiles. Keys are dealt to rows 16 at a time, block
-by block, so that a warp of four gets whole blocks if BLOCKS is 4 and takes their maximum by itself::
+A tile is TILE keys, TILE / BLOCKS of each block; a step has as many tiles as its blocks need. Keys are dealt to rows 16
+at a time, block by block, so that a warp of four gets whole blocks if BLOCKS is 4 and takes their maximum by itself::
 
-    row m of tile i   ->  block (m / 16) % BLOCKS, key 128 / BLOCKS x i + m / (16 x BLOCKS) x 16 + m % 16
+    row m of tile i   ->  block (m / 16) % BLOCKS, key TILE / BLOCKS x i + m / (16 x BLOCKS) x 16 + m % 16
 """
 
 import triton
 import triton.language as tl
 
-from msa_model.ops.kernels.e4m3 import round_to_e4m3
+from msa_model.ops.kernels.e4m3 import to_e4m3
 from msa_model.ops.kernels.nvfp4_decode import (
     decode_scaled,
     decode_unscaled,
@@ -38,7 +38,14 @@ SCALES_OFFSET = tl.constexpr(8192)
 
 @triton.jit
 def load_query_columns(
-    query_ptr, row_stride, num_rows, dims, ROWS: tl.constexpr, PER_RESULT: tl.constexpr, OPERAND: tl.constexpr
+    query_ptr,
+    row_stride,
+    num_rows,
+    dims,
+    TARGET: tl.constexpr,
+    ROWS: tl.constexpr,
+    PER_RESULT: tl.constexpr,
+    OPERAND: tl.constexpr,
 ):
     """The right operand [64, columns], rounded to E4M3: query rows at ``dims`` [64], zero where a column has none."""
     COLUMNS: tl.constexpr = max(16, ROWS * 8) if PER_RESULT else ROWS
@@ -49,7 +56,7 @@ def load_query_columns(
         is_wanted = is_wanted & ((column // ROWS)[None, :] == (dims // 16)[:, None])
     query = tl.load(query_ptr + row[None, :] * row_stride + dims[:, None], mask=is_wanted, other=0.0)
     if query_ptr.dtype.element_ty != tl.float8e4nv:
-        query = round_to_e4m3(query.to(tl.float32))
+        query = to_e4m3(query.to(tl.float32), TARGET)
     return query.to(OPERAND)
 
 
@@ -85,7 +92,7 @@ def score_tile(
         return tl.dot(second, second_query, tl.dot(first, first_query))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["score_stride", "num_rows", "num_heads"])
 def index_score_decode_kernel(
     query_ptr,  # [T, G, 128], rows of a request and heads of a row contiguous in steps of row_stride
     pool_ptr,  # uint8, at the slot of the layer
@@ -103,6 +110,7 @@ def index_score_decode_kernel(
     OPERAND: tl.constexpr,
     PER_RESULT: tl.constexpr,
     ROWS: tl.constexpr,
+    TILE: tl.constexpr,
     BLOCKS: tl.constexpr,
     STEPS: tl.constexpr,
     STAGES: tl.constexpr,
@@ -120,12 +128,12 @@ def index_score_decode_kernel(
     column = tl.arange(0, 64)
     query_row_ptr = query_ptr + request.to(tl.int64) * num_rows * row_stride
     first_query = load_query_columns(
-        query_row_ptr, row_stride, num_rows, first_dims(column, TARGET), ROWS, PER_RESULT, OPERAND
+        query_row_ptr, row_stride, num_rows, first_dims(column, TARGET), TARGET, ROWS, PER_RESULT, OPERAND
     )
     second_query = load_query_columns(
-        query_row_ptr, row_stride, num_rows, second_dims(column, TARGET), ROWS, PER_RESULT, OPERAND
+        query_row_ptr, row_stride, num_rows, second_dims(column, TARGET), TARGET, ROWS, PER_RESULT, OPERAND
     )
-    tile_row = tl.arange(0, BLOCK)
+    tile_row = tl.arange(0, TILE)
     block_of = tile_row // 16 % BLOCKS
     key = tile_row // (16 * BLOCKS) * 16 + tile_row % 16
     row = tl.arange(0, ROWS)
@@ -139,22 +147,22 @@ def index_score_decode_kernel(
             block = tl.minimum(start + number, num_blocks - 1)
             page = tl.where(block_of == number, tl.load(table_row_ptr + block).to(tl.int64), page)
         slot_ptr = pool_ptr + page * block_stride
-        best = tl.full((BLOCK, ROWS), float("-inf"), tl.float32)
-        for piece in tl.static_range(BLOCKS):
-            piece_key = key + piece * (BLOCK // BLOCKS)
+        best = tl.full((TILE, ROWS), float("-inf"), tl.float32)
+        for piece in tl.static_range(BLOCKS * BLOCK // TILE):
+            piece_key = key + piece * (TILE // BLOCKS)
             data = tl.load((slot_ptr + piece_key * 64)[:, None] + column[None, :])
             scale = tl.load((slot_ptr + SCALES_OFFSET + piece_key * 8)[:, None] + tl.arange(0, 8)[None, :])
             score = score_tile(data, scale, first_query, second_query, table_ptr, TARGET, ROWS, PER_RESULT)
             key_position = (start + block_of) * BLOCK + piece_key
             best = tl.maximum(best, tl.where(key_position[:, None] <= position[None, :], score, float("-inf")))
-        best = tl.max(tl.max(tl.reshape(best, (8 // BLOCKS, BLOCKS, 16, ROWS)), axis=2), axis=0)
+        best = tl.max(tl.max(tl.reshape(best, (TILE // BLOCKS // 16, BLOCKS, 16, ROWS)), axis=2), axis=0)
         block = start + tl.arange(0, BLOCKS)
         is_kept = (block < num_blocks)[:, None] & (row < num_rows)[None, :]
         best = best * score_factor(TARGET, PER_RESULT)
         tl.store(score_row_ptr[None, :] + block[:, None], best, mask=is_kept)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["score_stride", "num_heads", "blocks_per_program"])
 def index_score_prefill_kernel(
     query_ptr,  # [T, G, 128]
     pool_ptr,
@@ -195,21 +203,38 @@ def index_score_prefill_kernel(
     dim = tl.arange(0, 64)
     query_row_ptr = query_ptr + first_row * row_stride
     first_query = load_query_columns(
-        query_row_ptr, row_stride, num_rows, first_dims(dim, TARGET), COLUMNS, False, OPERAND
+        query_row_ptr, row_stride, num_rows, first_dims(dim, TARGET), TARGET, COLUMNS, False, OPERAND
     )
     second_query = load_query_columns(
-        query_row_ptr, row_stride, num_rows, second_dims(dim, TARGET), COLUMNS, False, OPERAND
+        query_row_ptr, row_stride, num_rows, second_dims(dim, TARGET), TARGET, COLUMNS, False, OPERAND
     )
     row = tl.arange(0, COLUMNS)
     position = first_position + row // num_heads
-    key = tl.arange(0, BLOCK)
     table_row_ptr = block_table_ptr + request.to(tl.int64) * block_table_stride
     score_row_ptr = score_ptr + (first_row + row) * score_stride
-    for block in tl.range(first_block, end, num_stages=STAGES):
+    # Blocks that all of the tokens see whole, then those that some of them don't.
+    whole_end = tl.maximum(first_block, tl.minimum(end, (first_position + 1) // BLOCK))
+    for block in tl.range(first_block, whole_end, num_stages=STAGES):
         slot_ptr = pool_ptr + tl.load(table_row_ptr + block).to(tl.int64) * block_stride
-        data = tl.load((slot_ptr + key * 64)[:, None] + dim[None, :])
-        scale = tl.load((slot_ptr + SCALES_OFFSET + key * 8)[:, None] + tl.arange(0, 8)[None, :])
-        score = score_tile(data, scale, first_query, second_query, table_ptr, TARGET, COLUMNS, False)
-        score = tl.where((key + block * BLOCK)[:, None] <= position[None, :], score, float("-inf"))
-        best = tl.max(score, axis=0) * scaled_factor(TARGET)
-        tl.store(score_row_ptr + block, best, mask=row < num_rows)
+        score = _score_block(slot_ptr, first_query, second_query, table_ptr, TARGET)
+        tl.store(score_row_ptr + block, tl.max(score, axis=1) * scaled_factor(TARGET), mask=row < num_rows)
+    for block in tl.range(whole_end, end, num_stages=1):
+        slot_ptr = pool_ptr + tl.load(table_row_ptr + block).to(tl.int64) * block_stride
+        score = _score_block(slot_ptr, first_query, second_query, table_ptr, TARGET)
+        key_position = tl.arange(0, BLOCK) + block * BLOCK
+        score = tl.where(key_position[None, :] <= position[:, None], score, float("-inf"))
+        tl.store(score_row_ptr + block, tl.max(score, axis=1) * scaled_factor(TARGET), mask=row < num_rows)
+
+
+@triton.jit
+def _score_block(slot_ptr, first_query, second_query, table_ptr, TARGET: tl.constexpr):
+    """float32 [COLUMNS, keys] dot products with all keys of one block.
+
+    Queries are the left operand here: there are enough of them, and a block's maximum then stays within few threads.
+    """
+    key = tl.arange(0, BLOCK)
+    data = tl.load((slot_ptr + key * 64)[:, None] + tl.arange(0, 64)[None, :])
+    scale = tl.load((slot_ptr + SCALES_OFFSET + key * 8)[:, None] + tl.arange(0, 8)[None, :])
+    first, second = decode_scaled(data, scale, table_ptr, TARGET)
+    score = tl.dot(tl.trans(first_query), tl.trans(first))
+    return tl.dot(tl.trans(second_query), tl.trans(second), score)

@@ -39,10 +39,12 @@ def _number_of(key):
     return (key & LOW_BITS).to(tl.int32) ^ LOW_BITS
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["token_stride", "head_stride", "num_heads", "num_blocks", "topk", "local_blocks", "query_rows"]
+)
 def select_kernel(
     score_ptr,  # float32 [T, G, M]
-    place_ptr,  # int32: seq_lens [R] if QUERY_ROWS, else positions [T]
+    place_ptr,  # int32: seq_lens [R] if query_rows, else positions [T]
     out_ptr,  # int32 [T, G, k]
     token_stride,
     head_stride,
@@ -50,7 +52,7 @@ def select_kernel(
     num_blocks,
     topk,
     local_blocks,
-    QUERY_ROWS: tl.constexpr,
+    query_rows,  # of a request, or 0
     TOPK: tl.constexpr,
     MEMBERS: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -59,8 +61,8 @@ def select_kernel(
     """Chosen block numbers in rising order; newest blocks first of all, then by score."""
     token = tl.program_id(0)
     head = tl.program_id(1)
-    if QUERY_ROWS > 0:
-        position = tl.load(place_ptr + token // QUERY_ROWS) - QUERY_ROWS + token % QUERY_ROWS
+    if query_rows > 0:
+        position = tl.load(place_ptr + token // query_rows) - query_rows + token % query_rows
     else:
         position = tl.load(place_ptr + token)
     newest = tl.where(position < 0, -1, position // 128)
