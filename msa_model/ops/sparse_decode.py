@@ -5,9 +5,9 @@ rounded to E4M3 where the target's decoding does that (fact D2). The twin is ``m
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
+import triton
 
 from msa_model.ops.kernels.sparse_decode import merge_decode_kernel, sparse_decode_kernel
 from msa_model.ops.nvfp4 import e4m3_products
@@ -20,30 +20,25 @@ HEAD_DIM = 128
 # Query heads per KV head that a program has rows for.
 MAX_GROUP_SIZE = 16
 MAX_QUERY_ROWS = 8
+MAX_CHOSEN = 64
+# Two programs of four warps fit a multiprocessor's registers; more warps repeat more of the work on queries. Of three
+# steps of the loop that are under way at once, one computes and two copy.
+NUM_WARPS = 4
+NUM_STAGES = 3
 LOG2_E = math.log2(math.e)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DecodeShares:
-    """How a token's chosen blocks are shared out."""
+def decode_splits(target: Target, num_pairs: int, topk_blocks: int) -> int:
+    """Programs, a power of two, among which each of ``num_pairs`` of tokens and KV heads shares out its blocks.
 
-    splits: int
-    """Programs for one token and KV head, a power of two."""
-    num_warps: int
-    stages: int
-    """Steps of the loop that are under way at once: the last of them computes, the others copy."""
-
-
-def decode_shares(target: Target, num_pairs: int, topk_blocks: int) -> DecodeShares:
-    """For ``num_pairs`` of tokens and KV heads: about one program for each multiprocessor, while that takes splitting.
-
-    A second program to a multiprocessor hides latency, but costs a prologue and a part to be merged. Measured on H200,
-    us at 16 blocks for 1, 2, 4, 8 and 16 splits: 64 pairs 20.8, 13.7, 14.2, 18.1, 26.1; 256 pairs 35.0, 41.3, 48.1.
+    About one program for each multiprocessor: a second one hides latency, but costs a prologue and a part to be merged.
+    Measured on H200, us at 16 blocks for 1, 2, 4, 8 and 16 splits: 64 pairs 20.8, 13.7, 14.2, 18.1, 26.1; 256 pairs
+    35.0, 41.3, 48.1.
     """
     splits = 1
     while splits < topk_blocks and num_pairs * splits * 2 <= target.num_sms:
         splits *= 2
-    return DecodeShares(splits=splits, num_warps=4, stages=3)
+    return splits
 
 
 def sparse_attention_decode(
@@ -56,20 +51,21 @@ def sparse_attention_decode(
     seq_lens: torch.Tensor,
     *,
     follows_selection: bool = False,
-    shares: DecodeShares | None = None,
+    splits: int | None = None,
     out: torch.Tensor,
 ) -> None:
-    """Attend each query token to the ``chosen`` blocks of its own context, its own key included, into ``out``.
+    """Attend each query token to its ``chosen`` blocks up to its own key, and write ``out``.
 
     ``query`` and ``out`` [T, H, 128] of float32, bfloat16 or float16, each head contiguous; T = R x Q tokens,
     request-major, Q from 1 to 8; H = G x N heads, N up to 16 per KV head.
     ``pool`` uint8 [num_blocks, num_slots, 128, 72]; keys of KV head g are in slot ``key_slot + g * head_slots`` and its
-    values in the next one. ``chosen`` int32 or int64 [T, G, k], contiguous, k a power of two up to 16: block numbers of
-    the request in rising order; those behind the context (surplus picks) are not read.
+    values in the next one. ``chosen`` int32 or int64 [T, G, k], contiguous, k up to 64: block numbers of the request
+    in rising order; those behind the context (surplus picks) are not read.
     ``block_table`` int32 [R, M], stale behind a request's blocks; ``seq_lens`` int32 [R], the step's tokens included,
     0 for padding. Row j of a request is at position seq_len - Q + j. Tokens without any key get zeros.
     ``follows_selection``: the kernel launched just before, on the same stream, is the source of ``chosen`` and lets its
-    successor start early (NVIDIA from Hopper on). Raises ValueError for other shapes or types.
+    successor start early (NVIDIA from Hopper on). ``splits``: instead of ``decode_splits``.
+    Raises ValueError for other shapes or types.
     """
     requests, _ = check_block_table(block_table, seq_lens)
     groups, group_size = check_heads(query, out, chosen)
@@ -79,13 +75,13 @@ def sparse_attention_decode(
     if not requests or tokens % requests or not 1 <= tokens // requests <= MAX_QUERY_ROWS:
         raise ValueError(f"{requests} requests can't have {tokens} query rows: 1 to {MAX_QUERY_ROWS} each, all alike")
     target = target_of(pool.device)
-    shares = shares or decode_shares(target, tokens * groups, chosen.shape[2])
+    splits = splits or decode_splits(target, tokens * groups, chosen.shape[2])
     waits = follows_selection and target.has_early_start
-    lets_start = shares.splits > 1 and target.has_early_start
-    parts = tokens * groups * shares.splits if shares.splits > 1 else 0
+    lets_start = splits > 1 and target.has_early_start
+    parts = tokens * groups * splits if splits > 1 else 0
     sums = torch.empty(parts, MAX_GROUP_SIZE, HEAD_DIM, device=pool.device)
     tops = torch.empty(parts, 2, MAX_GROUP_SIZE, device=pool.device)
-    sparse_decode_kernel[(tokens * shares.splits, groups)](
+    sparse_decode_kernel[(tokens * splits, groups)](
         query,
         pool[:, key_slot],
         chosen,
@@ -104,18 +100,19 @@ def sparse_attention_decode(
         head_slots * SLOT_BYTES,
         tokens // requests,
         group_size,
+        chosen.shape[2],
         SCALE * LOG2_E,
-        NUM_CHOSEN=chosen.shape[2],
-        SPLITS=shares.splits,
+        PICKS=triton.next_power_of_2(chosen.shape[2]),
+        SPLITS=splits,
         TARGET=target.name,
-        WARPS=shares.num_warps,
-        STAGES=shares.stages,
+        WARPS=NUM_WARPS,
+        STAGES=NUM_STAGES,
         WAITS=waits,
         LETS_START=lets_start,
-        num_warps=shares.num_warps,
+        num_warps=NUM_WARPS,
         **({"launch_pdl": True} if waits else {}),
     )
-    if shares.splits > 1:
+    if splits > 1:
         merge_decode_kernel[(tokens * groups, group_size)](
             sums,
             tops,
@@ -123,7 +120,7 @@ def sparse_attention_decode(
             out.stride(0),
             out.stride(1),
             groups,
-            SPLITS=shares.splits,
+            SPLITS=splits,
             WAITS=lets_start,
             num_warps=1,
             **({"launch_pdl": True} if lets_start else {}),
@@ -140,8 +137,8 @@ def check_heads(query: torch.Tensor, out: torch.Tensor, chosen: torch.Tensor) ->
     if chosen.dim() != 3 or chosen.shape[0] != tokens or not chosen.is_contiguous():
         raise ValueError(f"chosen blocks must be contiguous [{tokens}, G, k], not {tuple(chosen.shape)}")
     groups, num_chosen = chosen.shape[1:]
-    if chosen.dtype not in (torch.int32, torch.int64) or num_chosen not in (1, 2, 4, 8, 16):
-        raise ValueError(f"a power of two of chosen blocks up to 16, as integers, not {num_chosen} {chosen.dtype}")
+    if chosen.dtype not in (torch.int32, torch.int64) or not 1 <= num_chosen <= MAX_CHOSEN:
+        raise ValueError(f"1 to {MAX_CHOSEN} chosen blocks, int32 or int64, not {num_chosen} of {chosen.dtype}")
     if heads % groups or heads // groups > MAX_GROUP_SIZE:
         raise ValueError(f"{groups} KV heads can't have {heads} query heads: up to {MAX_GROUP_SIZE} each, all alike")
     return groups, heads // groups

@@ -24,6 +24,8 @@ SCALES_OFFSET = tl.constexpr(8192)
 SLOT_BYTES = tl.constexpr(9216)
 # Rows of the smallest matrix product; fewer query heads leave rows unused.
 HEAD_ROWS = tl.constexpr(16)
+# Behind any context, and its first token's position still an int32.
+NO_BLOCK = tl.constexpr(1 << 23)
 # Below any score, and still finite: a warp that has seen no key yet must not compute inf - inf.
 NO_SCORE = tl.constexpr(-1e30)
 
@@ -54,13 +56,14 @@ def _per_warp(query, TARGET: tl.constexpr, WARPS: tl.constexpr):
 
 
 @triton.jit
-def find_blocks(chosen_ptr, table_ptr, position, NUM_CHOSEN: tl.constexpr):
-    """A token's chosen blocks int32 [k], their numbers in the pool int32 [k], and how many of them it sees.
+def find_blocks(chosen_ptr, table_ptr, position, num_chosen, PICKS: tl.constexpr):
+    """A token's chosen blocks int32 [PICKS], their numbers in the pool, and how many of them it sees.
 
     Chosen blocks rise, so those that begin behind ``position`` come last; all of them do for a negative one. Their
     numbers in the pool are 0, as nothing stale may be followed.
     """
-    block = tl.load(chosen_ptr + tl.arange(0, NUM_CHOSEN)).to(tl.int32)
+    pick = tl.arange(0, PICKS)
+    block = tl.load(chosen_ptr + pick, mask=pick < num_chosen, other=NO_BLOCK).to(tl.int32)
     is_visible = block * BLOCK <= position
     return block, tl.load(table_ptr + block, mask=is_visible, other=0), tl.sum(is_visible.to(tl.int32))
 
@@ -124,6 +127,15 @@ def attend_blocks(
     first_sum = _over_warps(first_sum * part[:, :, None], WARPS) * factor
     second_sum = _over_warps(second_sum * part[:, :, None], WARPS) * factor
     return best, tl.sum(total * part, 0), _whole_heads(first_sum, second_sum, TARGET)
+
+
+@triton.jit
+def store_heads(out_ptr, head_stride, num_heads, total, sums):
+    """Divide sums [16, 128] by sums of weights [16] and store a head in each row; one that saw no key gets zeros."""
+    head = tl.arange(0, HEAD_ROWS)
+    place = head[:, None] * head_stride + tl.arange(0, HEAD_DIM)[None, :]
+    result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=(head < num_heads)[:, None])
 
 
 @triton.jit

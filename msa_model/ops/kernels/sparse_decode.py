@@ -7,7 +7,14 @@ them up. On NVIDIA that one is started early and waits by itself.
 import triton
 import triton.language as tl
 
-from msa_model.ops.kernels.block_attention import HEAD_DIM, HEAD_ROWS, attend_blocks, find_blocks, load_query
+from msa_model.ops.kernels.block_attention import (
+    HEAD_DIM,
+    HEAD_ROWS,
+    attend_blocks,
+    find_blocks,
+    load_query,
+    store_heads,
+)
 
 
 @triton.jit
@@ -30,8 +37,9 @@ def sparse_decode_kernel(
     head_bytes,  # from one KV head's K slot to the next one's
     rows,  # per request
     num_heads,  # per KV head
+    num_chosen,
     score_scale,
-    NUM_CHOSEN: tl.constexpr,
+    PICKS: tl.constexpr,  # num_chosen, or the power of two behind it
     SPLITS: tl.constexpr,
     TARGET: tl.constexpr,
     WARPS: tl.constexpr,
@@ -50,7 +58,7 @@ def sparse_decode_kernel(
     if WAITS:
         tl.extra.cuda.gdc_wait()
     table_ptr += request.to(tl.int64) * table_stride
-    blocks, pages, num_visible = find_blocks(chosen_ptr + pair * NUM_CHOSEN, table_ptr, position, NUM_CHOSEN)
+    blocks, pages, num_visible = find_blocks(chosen_ptr + pair * num_chosen, table_ptr, position, num_chosen, PICKS)
     begin = num_visible * split // SPLITS
     end = num_visible * (split + 1) // SPLITS
 
@@ -72,14 +80,11 @@ def sparse_decode_kernel(
         WARPS,
         STAGES,
     )
-    head = tl.arange(0, HEAD_ROWS)
     if SPLITS == 1:
         out_ptr += token.to(tl.int64) * out_token_stride + group * num_heads * out_head_stride
-        place = head[:, None] * out_head_stride + tl.arange(0, HEAD_DIM)[None, :]
-        # A token that sees nothing gets zeros.
-        result = sums / tl.where(total > 0.0, total, 1.0)[:, None]
-        tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=(head < num_heads)[:, None])
+        store_heads(out_ptr, out_head_stride, num_heads, total, sums)
     else:
+        head = tl.arange(0, HEAD_ROWS)
         part = pair * SPLITS + split
         tl.store(tops_ptr + part * (2 * HEAD_ROWS) + head, top)
         tl.store(tops_ptr + part * (2 * HEAD_ROWS) + HEAD_ROWS + head, total)
