@@ -10,14 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
+from msa_model.config import HEAD_DIM
 from msa_model.ops.kernels.index_score import index_score_decode_kernel, index_score_prefill_kernel
 from msa_model.ops.nvfp4 import e4m3_products
 from msa_model.ops.pool import check_block_table, check_pool
 from msa_model.ops.target import Target, target_of
 
-HEAD_DIM = 128
 MAX_QUERY_ROWS = 8
-# Rows up to which scales are applied to results: 8 groups each, against 16 values of a group. The interpreter tries both.
+# Rows up to which scales are applied to results, which have eight parts a row, instead of to values.
 MAX_ROWS_PER_RESULT = {"sm_90": 8, "sm_107": 4, "other": 8}
 PROGRAMS_PER_SM = 4
 # Prefill on H200: 128 queries of four warps were fastest of 64, 128 and 256, with a pipeline of 4.
@@ -60,8 +60,7 @@ def score_tiling(target: Target, num_rows: int, num_requests: int, num_blocks: i
         tile, blocks, stages = 64, 4, 3
     # A few programs for each multiprocessor, but none so long that the last wave is felt.
     wanted = triton.cdiv(num_requests * num_blocks, blocks * PROGRAMS_PER_SM * target.num_sms)
-    limit = (16 if wanted <= 16 else 8) if rows < 8 or not applies_per_result else 8
-    steps = min(triton.next_power_of_2(wanted), limit)
+    steps = min(triton.next_power_of_2(wanted), 16 if blocks * wanted <= 16 else 8)
     return ScoreTiling(
         applies_per_result=applies_per_result,
         rows=rows,

@@ -5,12 +5,11 @@ import functools
 import torch
 import triton
 
+from msa_model.config import BLOCK_SIZE, HEAD_DIM
 from msa_model.ops.kernels.nvfp4 import pack_kernel, unpack_kernel
 from msa_model.ops.pool import check_pool
-from msa_model.pages import BLOCK_SIZE
 from msa_model.reference.nvfp4 import E2M1_MAGNITUDES, E4M3_MAX
 
-HEAD_DIM = 128
 # Head vectors of a program: 16 values for each of its 128 threads.
 PACK_ROWS, UNPACK_ROWS = 16, 32
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from msa_model.pages import BLOCK_SIZE, SLOT_BYTES, STATE_BYTES
+from msa_model.config import BLOCK_SIZE
+from msa_model.pages import SLOT_BYTES, STATE_BYTES
 
 ALIGNMENT = 16
 """Bytes: kernels read whole 16-byte words of a page."""

@@ -8,7 +8,8 @@ import itertools
 
 import torch
 
-from msa_model.pages import BLOCK_SIZE, SlotPages
+from msa_model.config import BLOCK_SIZE
+from msa_model.pages import SlotPages
 from msa_model.reference.nvfp4 import E4M3_MAX
 
 # Blocks that are decoded at once: 64 MB of float32.
