@@ -64,13 +64,14 @@ class MSAAttention(nn.Module):
                 "partial_rotary_factor": config.partial_rotary_factor,
             },
         )
-        key_slots = [key_slot(layer, head, shape.num_layers) for head in range(shape.num_kv_heads)]
+        self.first_key_slot, self.head_slots = key_slot(layer, 0, shape.num_layers), 2 * shape.num_layers
+        key_slots = [self.first_key_slot + head * self.head_slots for head in range(shape.num_kv_heads)]
         # Buffers, so that they follow the model to its device: a list would be copied there at each call.
         self.register_buffer("key_slots", torch.tensor(key_slots), persistent=False)
         self.register_buffer("value_slots", torch.tensor(key_slots) + 1, persistent=False)
         # A dense layer reads none, whatever is in it.
-        index_slot = shape.index_slot(layer) if self.has_index else 0
-        self.register_buffer("index_slots", torch.tensor([index_slot]), persistent=False)
+        self.index_slot = shape.index_slot(layer) if self.has_index else 0
+        self.register_buffer("index_slots", torch.tensor([self.index_slot]), persistent=False)
 
     def layer_pages(self) -> LayerPages:
         """This layer's slots in the bound pools."""
@@ -83,6 +84,9 @@ class MSAAttention(nn.Module):
             key_slots=self.key_slots,
             value_slots=self.value_slots,
             index_slots=self.index_slots,
+            first_key_slot=self.first_key_slot,
+            head_slots=self.head_slots,
+            index_slot=self.index_slot,
         )
 
     def forward(self, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -145,11 +149,11 @@ def run_attention(
     def by_head(x: torch.Tensor) -> torch.Tensor:
         return x[:num_tokens].unflatten(-1, (-1, HEAD_DIM))
 
-    pages = layer.layer_pages()
+    pages, impl = layer.layer_pages(), kv_pool.impl
     slots = metadata.slot_mapping[:num_tokens]
     if index_query is None or index_key is None:
-        pages.write(slots, by_head(key), by_head(value), None)
-        kv_pool.impl.dense_op.forward(metadata, by_head(query), pages, by_head(out))
+        impl.store(slots, by_head(key), by_head(value), None, pages)
+        impl.dense_op.forward(metadata, by_head(query), pages, by_head(out))
         return
-    pages.write(slots, by_head(key), by_head(value), by_head(index_key))
-    kv_pool.impl.op.forward(metadata, by_head(query), by_head(index_query), pages, by_head(out))
+    impl.store(slots, by_head(key), by_head(value), by_head(index_key), pages)
+    impl.op.forward(metadata, by_head(query), by_head(index_query), pages, by_head(out))

@@ -12,6 +12,7 @@ from vllm.v1.attention.backend import (
     CommonAttentionMetadata,
 )
 
+from msa_model.batch_rows import UniformRows, VariedRows, split_rows
 from msa_model.config import BLOCK_SIZE
 from msa_model.reference import nvfp4
 
@@ -51,8 +52,12 @@ class MSAMetadata(AttentionMetadata):
     slot_mapping: torch.Tensor
     """int [T]; -1 for padding tokens."""
     long_queries: list[LongQuery]
+    """For plain torch alone, like ``short_tokens``."""
     short_tokens: torch.Tensor | None
     """int64 tokens of the short requests, None if every request is short."""
+    uniform: UniformRows | None = None
+    """For kernels alone, like ``varied``."""
+    varied: VariedRows | None = None
 
 
 class MSAMetadataBuilder(AttentionMetadataBuilder[MSAMetadata]):
@@ -65,15 +70,22 @@ class MSAMetadataBuilder(AttentionMetadataBuilder[MSAMetadata]):
         self, kv_cache_spec: "AttentionSpec", layer_names: list[str], vllm_config: "VllmConfig", device: torch.device
     ) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        nvfp4.warm_up(device)
+        impl = vllm_config.compilation_config.static_forward_context[layer_names[0]].impl
+        self._uses_kernels, self._uses_torch = impl.uses_kernels, impl.uses_torch
+        if self._uses_kernels:
+            # Requests of one token and its drafts first.
+            self._init_reorder_batch_threshold(1, supports_spec_as_decode=True)
+        if self._uses_torch:
+            nvfp4.warm_up(device)
 
     def build(
         self, common_prefix_len: int, common_attn_metadata: CommonAttentionMetadata, fast_build: bool = False
     ) -> MSAMetadata:
-        """Metadata of one step. Waits for the device only if a request has a long query."""
+        """Metadata of one step. Waits for the device only for plain torch, and if a request has a long query."""
         common = common_attn_metadata
         rows = common.num_reqs
-        long_queries, short_tokens = split_by_query_len(common)
+        long_queries, short_tokens = split_by_query_len(common) if self._uses_torch else ([], None)
+        uniform, varied = split_rows(common, self.reorder_batch_threshold or 1) if self._uses_kernels else (None, None)
         return MSAMetadata(
             num_tokens=common.num_actual_tokens,
             max_blocks=-(-common.max_seq_len // BLOCK_SIZE),
@@ -83,6 +95,8 @@ class MSAMetadataBuilder(AttentionMetadataBuilder[MSAMetadata]):
             slot_mapping=common.slot_mapping,
             long_queries=long_queries,
             short_tokens=short_tokens,
+            uniform=uniform,
+            varied=varied,
         )
 
 

@@ -150,7 +150,8 @@ class MSAModel(nn.Module):
             parallel.data_parallel_size,
             has_whole_experts=parallel.enable_expert_parallel,
         )
-        impl = MSAImpl(shape, -(-vllm_config.model_config.max_model_len // BLOCK_SIZE))
+        max_blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE)
+        impl = MSAImpl(shape, max_blocks, torch.device(vllm_config.device_config.device_type))
         # vLLM wants exactly one number in a cache layer's name. The K/V pool comes first, as it begins the row.
         self.kv_pool = KVPool(f"{prefix}.kv_pool.0", shape, impl)
         self.index_pool = IndexPool(f"{prefix}.index_pool.0", shape, impl, self.kv_pool)

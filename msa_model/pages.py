@@ -61,6 +61,7 @@ class SlotPages:
                 f"a pool must be [blocks, slots, {BLOCK_SIZE}, {STATE_BYTES}] with contiguous pages, "
                 f"not {tuple(cache.shape)} with strides {cache.stride()}"
             )
+        self.cache = cache
         slots = cache.flatten(2)
         self.data = slots[..., :SCALES_OFFSET].unflatten(-1, (BLOCK_SIZE, DATA_BYTES))
         self.scale = slots[..., SCALES_OFFSET:].unflatten(-1, (BLOCK_SIZE, SCALE_BYTES))
@@ -95,13 +96,17 @@ class SlotPages:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPages:
-    """Where one layer's heads lie in the two pools; slot numbers are int64 device tensors."""
+    """Where one layer's heads lie in the two pools, as int64 device tensors and as plain numbers."""
 
     kv: SlotPages
     index: SlotPages
     key_slots: torch.Tensor
+    """[kv_heads]: ``first_key_slot``, and so on in steps of ``head_slots``."""
     value_slots: torch.Tensor
     index_slots: torch.Tensor
+    first_key_slot: int
+    head_slots: int
+    index_slot: int
 
     def write(
         self, slot_mapping: torch.Tensor, key: torch.Tensor, value: torch.Tensor, index_key: torch.Tensor | None

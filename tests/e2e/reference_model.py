@@ -32,6 +32,11 @@ def round_to_nvfp4(x: torch.Tensor) -> torch.Tensor:
     return (grid[nearest] * scaled.sign() * scale).flatten(-2)
 
 
+def round_to_fp8(x: torch.Tensor) -> torch.Tensor:
+    """The E4M3 numbers nearest to ``x``, whose magnitude is below 448: what queries are stored as (fact M4)."""
+    return x.to(torch.float8_e4m3fn).float()
+
+
 def decode_weight(packed: torch.Tensor, scale: torch.Tensor, tensor_scale: torch.Tensor) -> torch.Tensor:
     """float32 [O, I] of a ModelOpt NVFP4 weight: uint8 [O, I/2], E4M3 [O, I/16], float32 scalar."""
     code = torch.stack([packed % 16, packed // 16], dim=-1).flatten(-2).long()
@@ -106,9 +111,9 @@ class ReferenceModel:
             projected = self._linear(x, f"{prefix}{name}_proj").view(num_tokens, -1, dim)
             return self._rope(self._norm(projected, f"{prefix}{name}_norm")) if is_normed else projected
 
-        query, key = heads("q", is_normed=True), round_to_nvfp4(heads("k", is_normed=True))
+        query, key = round_to_fp8(heads("q", is_normed=True)), round_to_nvfp4(heads("k", is_normed=True))
         has_index = bool(self.config["sparse_attention_config"]["sparse_attention_freq"][layer])
-        index_query = heads("index_q", is_normed=True) if has_index else query[:, : key.shape[1]]
+        index_query = round_to_fp8(heads("index_q", is_normed=True)) if has_index else query[:, : key.shape[1]]
         index_key = round_to_nvfp4(heads("index_k", is_normed=True)) if has_index else key
         value = round_to_nvfp4(heads("v", is_normed=False))
         groups = key.shape[1]

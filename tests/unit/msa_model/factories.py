@@ -46,6 +46,9 @@ def make_pages(shape: MSAShape, num_blocks: int, layer: int = 1) -> LayerPages:
         key_slots=keys,
         value_slots=keys + 1,
         index_slots=torch.tensor([layer]),
+        first_key_slot=int(keys[0]),
+        head_slots=2 * shape.num_layers,
+        index_slot=layer,
     )
 
 

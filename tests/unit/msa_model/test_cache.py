@@ -26,7 +26,7 @@ def config() -> Iterator[VllmConfig]:
 
 
 def make_pools() -> tuple[KVPool, IndexPool]:
-    impl = MSAImpl(SHAPE, 64)
+    impl = MSAImpl(SHAPE, 64, torch.device("cpu"))
     kv_pool = KVPool("model.kv_pool.0", SHAPE, impl)
     return kv_pool, IndexPool("model.index_pool.0", SHAPE, impl, kv_pool)
 
