@@ -14,7 +14,13 @@ import triton
 import triton.language as tl
 
 from msa_model.ops.kernels.e4m3 import round_to_e4m3
-from msa_model.ops.kernels.nvfp4_decode import decode_scaled, first_dims, scaled_factor, second_dims
+from msa_model.ops.kernels.nvfp4_decode import (
+    decode_bytes,
+    decode_scaled,
+    first_dims,
+    scaled_factor,
+    second_dims,
+)
 
 BLOCK = tl.constexpr(128)
 HEAD_DIM = tl.constexpr(128)
@@ -117,7 +123,7 @@ def attend_blocks(
 
         # Values of keys behind the query become zero: a weight of zero does not silence stale bytes that mean NaN.
         value_scale = tl.where((value_token <= limit)[:, None], value_scale, 0)
-        first_value, second_value = decode_scaled(value_data, value_scale, products_ptr, TARGET)
+        first_value, second_value = decode_bytes(value_data, value_scale, products_ptr, TARGET)
         first_sum = tl.dot(weight, _value_operand(first_value, WARPS), first_sum * shrink[:, :, None])
         second_sum = tl.dot(weight, _value_operand(second_value, WARPS), second_sum * shrink[:, :, None])
 
@@ -126,7 +132,7 @@ def attend_blocks(
     factor = scaled_factor(TARGET)
     first_sum = _over_warps(first_sum * part[:, :, None], WARPS) * factor
     second_sum = _over_warps(second_sum * part[:, :, None], WARPS) * factor
-    return best, tl.sum(total * part, 0), _whole_heads(first_sum, second_sum, TARGET)
+    return best, tl.sum(total * part, 0), _whole_heads(first_sum, second_sum)
 
 
 @triton.jit
@@ -151,15 +157,11 @@ def _over_warps(parts, WARPS: tl.constexpr):
 
 
 @triton.jit
-def _whole_heads(first, second, TARGET: tl.constexpr):
+def _whole_heads(even, odd):
     """Two tiles [16, 64] of ``_value_operand``'s columns to [16, 128] in the order of head dimensions."""
-    # ``first_dims`` and ``second_dims`` alternate in runs.
-    RUN: tl.constexpr = 4 if TARGET == "sm_100" or TARGET == "sm_103" else 1
-    first = tl.permute(tl.reshape(first, (HEAD_ROWS, 8, 8)), (0, 2, 1))
-    second = tl.permute(tl.reshape(second, (HEAD_ROWS, 8, 8)), (0, 2, 1))
-    first = tl.reshape(first, (HEAD_ROWS, DATA_BYTES // RUN, RUN))
-    second = tl.reshape(second, (HEAD_ROWS, DATA_BYTES // RUN, RUN))
-    return tl.reshape(tl.permute(tl.join(first, second), (0, 1, 3, 2)), (HEAD_ROWS, HEAD_DIM))
+    even = tl.permute(tl.reshape(even, (HEAD_ROWS, 8, 8)), (0, 2, 1))
+    odd = tl.permute(tl.reshape(odd, (HEAD_ROWS, 8, 8)), (0, 2, 1))
+    return tl.reshape(tl.join(even, odd), (HEAD_ROWS, HEAD_DIM))
 
 
 @triton.jit

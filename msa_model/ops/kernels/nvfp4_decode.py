@@ -106,6 +106,19 @@ _E4M3_TO_F32 = tl.constexpr("""{
     cvt.f32.f16 $3, d;
 }""")
 
+# The same with a scale for each byte, and results sorted into low and high nibbles: for any four bytes.
+_NVFP4_BYTES_TO_E4M3 = tl.constexpr("""{
+    .reg .b16 l, h;
+    .reg .b32 s, a, b;
+    mov.b32 {l, h}, $2;
+    prmt.b32 s, $3, 0, 0x1100;
+    mul.rn.satfinite.e4m3x4.e2m1x4.e4m3x4 a, l, s;
+    prmt.b32 s, $3, 0, 0x3322;
+    mul.rn.satfinite.e4m3x4.e2m1x4.e4m3x4 b, h, s;
+    prmt.b32 $0, a, b, 0x6420;
+    prmt.b32 $1, a, b, 0x7531;
+}""")
+
 
 @triton.jit
 def first_dims(column, TARGET: tl.constexpr):
@@ -193,6 +206,25 @@ def decode_scaled(data, scale, table_ptr, TARGET: tl.constexpr):
             is_pure=True,
             pack=4,
         )
+
+
+@triton.jit
+def decode_bytes(data, scale, table_ptr, TARGET: tl.constexpr):
+    """``decode_scaled`` for a tile whose registers may hold bytes of several tokens, as an operand's summed rows do.
+
+    The tiles hold the even and the odd head dimensions on every target.
+    """
+    if TARGET == "sm_100" or TARGET == "sm_103":
+        return tl.inline_asm_elementwise(
+            _NVFP4_BYTES_TO_E4M3,
+            "=r,=r,r,r",
+            [data, _per_column(scale, data.shape[0])],
+            dtype=(tl.float8e4nv, tl.float8e4nv),
+            is_pure=True,
+            pack=4,
+        )
+    else:
+        return decode_scaled(data, scale, table_ptr, TARGET)
 
 
 @triton.jit
