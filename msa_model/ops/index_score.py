@@ -50,12 +50,12 @@ def score_tiling(target: Target, num_rows: int, num_requests: int, num_blocks: i
     """
     rows = triton.next_power_of_2(num_rows)
     applies_per_result = rows <= MAX_ROWS_PER_RESULT.get(target.name, 0)
-    tile, blocks, stages = 128, 1, 7
     if not applies_per_result:
-        rows, stages = max(16, rows), 4
-    elif rows == 2:
-        blocks, stages = 2, 5
-    elif rows > 2:
+        rows = max(16, rows)
+    tile, blocks, stages = 128, 1, 4
+    if rows <= 2:
+        blocks, stages = rows, 7 if rows == 1 else 5
+    elif target.has_wgmma:
         # Half tiles need half of the accumulators, and more programs fit a multiprocessor.
         tile, blocks, stages = 64, 4, 3
     # A few programs for each multiprocessor, but none so long that the last wave is felt.

@@ -11,9 +11,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.gpu)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def two_gpus() -> None:
-    """Fails, rather than skips: a check that did not run is no check."""
+@pytest.fixture(autouse=True)
+def enough_gpus(request: pytest.FixtureRequest) -> None:
+    """Fails, rather than skips: a check that did not run is no check. Tests marked ``one_gpu`` need one, others two."""
     import torch
 
-    assert torch.cuda.device_count() >= 2, "two CUDA devices are needed"
+    needed = 1 if request.node.get_closest_marker("one_gpu") else 2
+    assert torch.cuda.device_count() >= needed, f"{needed} CUDA devices are needed"

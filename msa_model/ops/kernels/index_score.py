@@ -16,6 +16,10 @@ A tile is TILE keys, TILE / BLOCKS of each block; a step has as many tiles as it
 at a time, block by block, so that a warp of four gets whole blocks if BLOCKS is 4 and takes their maximum by itself::
 
     row m of tile i   ->  block (m / 16) % BLOCKS, key TILE / BLOCKS x i + m / (16 x BLOCKS) x 16 + m % 16
+
+Where keys are decoded to halves (``_renames``), a thread has 16 neighbouring bytes of a token, and Hopper's matrix
+units want it to hold two and two neighbours of 16. As a product doesn't care about the order of what it sums over, nor
+we about that of keys, both are loaded in the order that makes the difference a mere renaming of registers.
 """
 
 import triton
@@ -69,6 +73,31 @@ def score_factor(TARGET: tl.constexpr, PER_RESULT: tl.constexpr):
 
 
 @triton.jit
+def _renames(TARGET: tl.constexpr, PER_RESULT: tl.constexpr):
+    return not PER_RESULT and (TARGET == "sm_90" or TARGET == "other")
+
+
+@triton.jit
+def _renamed(tile):
+    """[N, 64] as loaded, rows (64s, 2, warp, 8) and columns (quad, 4, 2, 2), as the matrix units name its registers."""
+    N: tl.constexpr = tile.shape[0]
+    tile = tl.reshape(tile, (N // 64, 2, 4, 8, 4, 4, 2, 2))
+    return tl.reshape(tl.permute(tile, (0, 2, 1, 3, 5, 6, 4, 7)), (N, 64))
+
+
+@triton.jit
+def _loaded_row(row):
+    """The row of the product that each loaded ``row`` becomes by ``_renamed``."""
+    return row // 64 * 64 + row // 8 % 4 * 16 + row // 32 % 2 * 8 + row % 8
+
+
+@triton.jit
+def _loaded_column(column):
+    """The loaded column that each ``column`` of ``_renamed`` comes from."""
+    return column // 2 % 4 * 16 + column // 16 * 4 + column // 8 % 2 * 2 + column % 2
+
+
+@triton.jit
 def score_tile(
     data,
     scale,
@@ -89,6 +118,8 @@ def score_tile(
         return tl.sum(parts * scale_to_f32(scale, TARGET, ROWS == 8)[:, :, None], axis=1)
     else:
         first, second = decode_scaled(data, scale, table_ptr, TARGET)
+        if _renames(TARGET, PER_RESULT):
+            first, second = _renamed(first), _renamed(second)
         return tl.dot(second, second_query, tl.dot(first, first_query))
 
 
@@ -126,16 +157,20 @@ def index_score_decode_kernel(
     if first_block >= num_blocks:
         return
     column = tl.arange(0, 64)
+    query_column = _loaded_column(column) if _renames(TARGET, PER_RESULT) else column
     query_row_ptr = query_ptr + request.to(tl.int64) * num_rows * row_stride
     first_query = load_query_columns(
-        query_row_ptr, row_stride, num_rows, first_dims(column, TARGET), TARGET, ROWS, PER_RESULT, OPERAND
+        query_row_ptr, row_stride, num_rows, first_dims(query_column, TARGET), TARGET, ROWS, PER_RESULT, OPERAND
     )
     second_query = load_query_columns(
-        query_row_ptr, row_stride, num_rows, second_dims(column, TARGET), TARGET, ROWS, PER_RESULT, OPERAND
+        query_row_ptr, row_stride, num_rows, second_dims(query_column, TARGET), TARGET, ROWS, PER_RESULT, OPERAND
     )
     tile_row = tl.arange(0, TILE)
     block_of = tile_row // 16 % BLOCKS
     key = tile_row // (16 * BLOCKS) * 16 + tile_row % 16
+    loaded_row = _loaded_row(tile_row) if _renames(TARGET, PER_RESULT) else tile_row
+    loaded_block = loaded_row // 16 % BLOCKS
+    loaded_key = loaded_row // (16 * BLOCKS) * 16 + loaded_row % 16
     row = tl.arange(0, ROWS)
     position = seq_len - (num_rows - row + num_heads - 1) // num_heads
     table_row_ptr = block_table_ptr + request.to(tl.int64) * block_table_stride
@@ -145,15 +180,16 @@ def index_score_decode_kernel(
         page = tl.load(table_row_ptr + start).to(tl.int64)
         for number in tl.static_range(1, BLOCKS):
             block = tl.minimum(start + number, num_blocks - 1)
-            page = tl.where(block_of == number, tl.load(table_row_ptr + block).to(tl.int64), page)
+            page = tl.where(loaded_block == number, tl.load(table_row_ptr + block).to(tl.int64), page)
         slot_ptr = pool_ptr + page * block_stride
         best = tl.full((TILE, ROWS), float("-inf"), tl.float32)
         for piece in tl.static_range(BLOCKS * BLOCK // TILE):
-            piece_key = key + piece * (TILE // BLOCKS)
-            data = tl.load((slot_ptr + piece_key * 64)[:, None] + column[None, :])
-            scale = tl.load((slot_ptr + SCALES_OFFSET + piece_key * 8)[:, None] + tl.arange(0, 8)[None, :])
+            key_ptr = slot_ptr + (loaded_key + piece * (TILE // BLOCKS)) * 64
+            data = tl.load(key_ptr[:, None] + column[None, :])
+            key_ptr = slot_ptr + SCALES_OFFSET + (loaded_key + piece * (TILE // BLOCKS)) * 8
+            scale = tl.load(key_ptr[:, None] + tl.arange(0, 8)[None, :])
             score = score_tile(data, scale, first_query, second_query, table_ptr, TARGET, ROWS, PER_RESULT)
-            key_position = (start + block_of) * BLOCK + piece_key
+            key_position = (start + block_of) * BLOCK + key + piece * (TILE // BLOCKS)
             best = tl.maximum(best, tl.where(key_position[:, None] <= position[None, :], score, float("-inf")))
         best = tl.max(tl.max(tl.reshape(best, (TILE // BLOCKS // 16, BLOCKS, 16, ROWS)), axis=2), axis=0)
         block = start + tl.arange(0, BLOCKS)

