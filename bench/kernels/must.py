@@ -26,18 +26,19 @@ class Verdict:
 
 
 def verdicts(result: dict[str, Any]) -> list[Verdict]:
-    """Every demand on every case that it speaks of.
+    """Every demand on every case that it speaks of; ops without one are figures for readers.
 
     Raises:
         ValueError: a demand has no case that shows it, or a case lacks a peer.
     """
     found: list[Verdict] = []
-    for case in result["cases"]:
+    judged = [case for case in result["cases"] if case["op"] in ("index", "attention")]
+    for case in judged:
         absent = {"ours", *PEERS} - set(case["us"])
         if absent:
             raise ValueError(f"{name_of(case)} lacks {', '.join(sorted(absent))}")
-        found.extend(_of_index(case) if case["op"] == "index" else _of_attention(case))
-    wanted = {demand for demand in _DEMANDS if any(demand.startswith(op) for op in {c["op"] for c in result["cases"]})}
+        found.extend(_JUDGES[case["op"]](case) if case["op"] in _JUDGES else ())
+    wanted = {demand for demand in _DEMANDS if any(demand.startswith(op) for op in {c["op"] for c in judged})}
     missing = wanted - {verdict.demand for verdict in found}
     if missing or not found:
         raise ValueError(f"no case shows: {', '.join(sorted(missing)) or 'anything'}")
@@ -92,3 +93,6 @@ def _of_attention(case: dict[str, Any]) -> Iterator[Verdict]:
     elif rows == 1:
         behind_us = case["us"]["ours"] - best_us
         yield Verdict(_FEW, name_of(case), round(behind_us, 2), ATTENTION_SLACK_US, behind_us <= ATTENTION_SLACK_US)
+
+
+_JUDGES = {"index": _of_index, "attention": _of_attention}

@@ -13,7 +13,7 @@ and ``_value_operand`` are renamings, without instructions)::
 import triton
 import triton.language as tl
 
-from msa_model.ops.kernels.e4m3 import round_to_e4m3
+from msa_model.ops.kernels.e4m3 import to_e4m3
 from msa_model.ops.kernels.nvfp4_decode import (
     decode_bytes,
     decode_scaled,
@@ -52,13 +52,8 @@ def load_query(query_ptr, head_stride, num_heads, TARGET: tl.constexpr, WARPS: t
 @triton.jit
 def _per_warp(query, TARGET: tl.constexpr, WARPS: tl.constexpr):
     ROUNDS: tl.constexpr = TARGET == "sm_100" or TARGET == "sm_103" or TARGET == "gfx950"
-    OPERAND: tl.constexpr = tl.float8e4nv if ROUNDS else tl.float16
-    if TARGET == "gfx950" or TARGET == "other":
-        query = round_to_e4m3(query.to(tl.float32))
-    else:
-        # NVIDIA's conversion rounds and saturates alike; every warp converts all queries.
-        query = query.to(tl.float32).to(tl.float8e4nv)
-    return tl.broadcast_to(query.to(OPERAND)[None, :, :], (WARPS, HEAD_ROWS, DATA_BYTES))
+    query = to_e4m3(query.to(tl.float32), TARGET).to(tl.float8e4nv if ROUNDS else tl.float16)
+    return tl.broadcast_to(query[None, :, :], (WARPS, HEAD_ROWS, DATA_BYTES))
 
 
 @triton.jit
