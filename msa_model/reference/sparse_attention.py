@@ -12,7 +12,6 @@ import torch
 from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
 from msa_model.metadata import LongQuery, MSAMetadata
 from msa_model.pages import LayerPages
-from msa_model.reference.block_attention import SCALE as SCALE
 from msa_model.reference.block_attention import attend_blocks, attend_pages, to_e4m3
 from msa_model.reference.selection import block_scores, select_blocks
 

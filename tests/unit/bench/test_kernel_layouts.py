@@ -5,7 +5,7 @@ from bench.kernels.layouts import has_four_neighbours, misplaced_bytes
 NEIGHBOURS = "#ttg.linear<{register = [[0, 1], [0, 2], [0, 4], [32, 0]], lane = [[0, 16]], warp = [], block = []}>"
 ROWS_FIRST = "#ttg.linear<{register = [[16, 0], [32, 0], [0, 1], [0, 2]], lane = [[1, 0]], warp = [], block = []}>"
 OP = (
-    '%1:2 = tt.elementwise_inline_asm "{ BEFORE mul.rn.satfinite.e4m3x4.e2m1x4.e4m3x4 $0, l, s; }" {pure = true} %2, %3 '
+    '%1:2 = tt.elementwise_inline_asm "{ BEFORE mul.rn.satfinite.e4m3x4.e2m1x4.e4m3x4 $0, l, s; }" %2, %3 '
     ": tensor<128x64xi8, #own>, tensor<128x64xi8, #own> -> tensor<128x64xf8E4M3FN, #own>"
 )
 
