@@ -13,6 +13,7 @@ from msa_model.ops.index_score import score_decode, score_prefill
 from msa_model.ops.nvfp4 import pack
 from msa_model.ops.select import select_decode, select_prefill
 from msa_model.ops.sparse_decode import sparse_attention_decode
+from msa_model.ops.sparse_prefill import sparse_attention_prefill
 from msa_model.pages import LayerPages
 
 # Elements of the scores of one piece of a prefill (256 MB of float32): longer ones are cut.
@@ -77,6 +78,4 @@ class KernelSparseAttention:
         scores = score_prefill(index_query, index, pages.index_slot, *batch, max_query_len=rows.max_query_len)
         chosen = select_prefill(scores, rows.positions, topk_blocks=self._topk_blocks, local_blocks=self._local_blocks)
         place = (pages.kv.cache, pages.first_key_slot, pages.head_slots)
-        token = torch.arange(rows.num_tokens, dtype=torch.int32, device=query.device)
-        row = torch.searchsorted(rows.query_start_loc[1:], token, right=True)
-        sparse_attention_decode(query, *place, chosen, rows.block_table[row], rows.positions + 1, out=out)
+        sparse_attention_prefill(query, *place, chosen, *batch, max_query_len=rows.max_query_len, out=out)

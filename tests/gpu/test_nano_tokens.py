@@ -13,6 +13,8 @@ from tests.e2e.reference_model import ReferenceModel
 from tests.e2e.test_tokens import NUM_TOKENS, prompts
 from tests.stack import REPOSITORY, build_checkpoint
 
+pytestmark = pytest.mark.one_gpu
+
 ENGINES: dict[str, dict[str, Any]] = {
     "eager": {"enforce_eager": True},
     "full graphs": {"compilation_config": {"cudagraph_mode": "FULL_DECODE_ONLY"}},
