@@ -22,7 +22,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3; do \
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help serve compile test soak gpu-check bench-transfer bench-router lint format install install-serve python clean distclean
+.PHONY: help serve compile test soak gpu-check bench-transfer bench-router bench-kernels aot lint format install install-serve python clean distclean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -52,6 +52,14 @@ bench-transfer: install ## rows against other layouts and vLLM's connector (DEVI
 bench-router: install ## this router beside vllm-router and smg over mock engines, figures judged (two quiet cores)
 	@mkdir -p bench/results
 	$(BIN)/python -m bench.router $(BENCH_ARGS) --out bench/results/router-cpu.json --check
+
+bench-kernels: ## kernels beside upstream's on this CUDA GPU, figures judged, with the torch that PYTHON has (PEER: upstream's files)
+	@mkdir -p bench/results
+	$(PYTHON) -m bench.kernels $(if $(PEER),--peer $(PEER)) $(BENCH_ARGS) --out bench/results/kernels-h200.json
+	$(PYTHON) -m bench.kernels --check bench/results/kernels-h200.json
+
+aot: install ## compile every kernel for every target without a GPU: registers, spills, integer operations, QMUL4
+	@exec $(BIN)/python -m bench.kernels.aot $(AOT_ARGS)
 
 lint: install ## style, types and import contracts
 	$(BIN)/ruff check

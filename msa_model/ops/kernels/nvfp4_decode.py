@@ -194,18 +194,19 @@ def decode_scaled(data, scale, table_ptr, TARGET: tl.constexpr):
         # Bits of an E4M3 number at the place of a half's are the number times 2^-8. Values come as many times too small
         # as their format has a smaller bias: 2^-14 in halves, 2^-6 in E4M3.
         half = (scale.to(tl.uint16) << 7).to(tl.float16, bitcast=True)
+        LIFT: tl.constexpr = 32768.0 if TARGET == "other" else 128.0
+        half = _per_column(half * tl.full((), LIFT, tl.float16), data.shape[0])
         if TARGET == "other":
-            half = _per_column(half * tl.full((), 32768.0, tl.float16), data.shape[0])
             return _nibble_to_f16(data & 15) * half, _nibble_to_f16(data >> 4) * half
-        half = _per_column(half * tl.full((), 128.0, tl.float16), data.shape[0])
-        return tl.inline_asm_elementwise(
-            _NVFP4_TO_F16,
-            "=&r,=&r,=&r,=&r,r,r,r",
-            [data, half],
-            dtype=(tl.float16, tl.float16),
-            is_pure=True,
-            pack=4,
-        )
+        else:
+            return tl.inline_asm_elementwise(
+                _NVFP4_TO_F16,
+                "=&r,=&r,=&r,=&r,r,r,r",
+                [data, half],
+                dtype=(tl.float16, tl.float16),
+                is_pure=True,
+                pack=4,
+            )
 
 
 @triton.jit
