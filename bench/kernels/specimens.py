@@ -15,7 +15,7 @@ from msa_model.ops.kernels.select import select_kernel
 from msa_model.ops.target import Target
 
 HEAD_DIM, BLOCK = 128, 128
-REQUESTS, BLOCKS = 8, 4096
+REQUESTS, BLOCKS, TOPK = 8, 4096, 16
 
 # Streaming multiprocessors or compute units, and shared memory of one program (facts D7; H200, B200, B300, MI355X).
 TARGETS = {
@@ -67,18 +67,19 @@ def specimens(target: Target) -> Iterator[Specimen]:
         loop_values=BLOCK * HEAD_DIM,
         may_spill=True,
     )
+    groups = select.num_groups(BLOCKS, TOPK)
     yield Specimen(
         name="top-k",
         kernel=select_kernel,
         types=_pointers("score:*fp32 place:*i32 out:*i32")
         | _integers("token_stride:16 head_stride:16 num_heads num_blocks topk local_blocks query_rows"),
         constants={
-            "TOPK": 16,
-            "MEMBERS": BLOCKS // select.GROUPS,
-            "GROUPS": select.GROUPS,
+            "TOPK": TOPK,
+            "MEMBERS": BLOCKS // groups,
+            "GROUPS": groups,
             "WAITS": target.has_early_start,
         },
-        num_warps=select.NUM_WARPS,
+        num_warps=select.num_warps(groups, REQUESTS),
     )
     yield Specimen(
         name="pack",

@@ -57,7 +57,7 @@ def score_tiling(target: Target, num_rows: int, num_requests: int, num_blocks: i
         blocks, stages = rows, 7 if rows == 1 else 5
     elif target.has_wgmma:
         # Half tiles need half of the accumulators, and more programs fit a multiprocessor.
-        tile, blocks, stages = 64, 4, 3
+        tile, blocks, stages = (64, 2, 5) if applies_per_result else (64, 4, 3)
     # A few programs for each multiprocessor, but none so long that the last wave is felt.
     wanted = triton.cdiv(num_requests * num_blocks, blocks * PROGRAMS_PER_SM * target.num_sms)
     steps = min(triton.next_power_of_2(wanted), 16 if blocks * wanted <= 16 else 8)

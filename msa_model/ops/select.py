@@ -9,10 +9,11 @@ import triton
 from msa_model.ops.kernels.select import select_kernel
 from msa_model.ops.target import target_of
 
-# On H200, 1 to 64 rows of 4,096 blocks took 4.9-5.0 us so, against 5.5 us with 256 groups and 4 warps; 512 rows fill
-# the device, and are best with a warp each (10.1 us).
-GROUPS = 512
-NUM_WARPS, NUM_WARPS_OF_MANY, MANY_ROWS = 8, 1, 256
+# On H200, 1 to 64 rows of 4,096 blocks took 4.9-5.0 us with 512 groups and 8 warps, against 5.5 us with 256 and 4; rows
+# of 1,024 blocks 3.3 us with 128 and 4, against 3.6 us with 512 and 8. Enough rows to fill the device (512) are best
+# with a warp each (10.1 us).
+MIN_GROUPS, MAX_GROUPS, MEMBERS = 128, 512, 8
+MANY_ROWS = 256
 MAX_BLOCKS = 1 << 14
 """Two million tokens."""
 
@@ -78,7 +79,7 @@ def _select(
         raise ValueError(f"the output must be contiguous int32 [{tokens}, {heads}, {topk}], not {tuple(out.shape)}")
     padded_topk = triton.next_power_of_2(topk)
     width = max(triton.next_power_of_2(num_blocks), padded_topk)
-    groups = min(width, max(GROUPS, padded_topk))
+    groups = num_groups(width, padded_topk)
     target = target_of(scores.device)
     waits = follows_score and target.has_early_start
     options = {"launch_pdl": True} if waits else {}
@@ -97,7 +98,21 @@ def _select(
         MEMBERS=width // groups,
         GROUPS=groups,
         WAITS=waits,
-        num_warps=NUM_WARPS_OF_MANY if tokens * heads >= MANY_ROWS else NUM_WARPS,
+        num_warps=num_warps(groups, tokens * heads),
         **options,
     )
     return out
+
+
+def num_groups(width: int, padded_topk: int) -> int:
+    """Groups that ``width`` blocks, a power of two, are cut into; all alone where one sort of them is as fast."""
+    if width <= MAX_GROUPS:
+        return width
+    return max(padded_topk, MIN_GROUPS, min(MAX_GROUPS, width // MEMBERS))
+
+
+def num_warps(groups: int, rows: int) -> int:
+    """Warps of a program that selects one of ``rows``."""
+    if rows >= MANY_ROWS:
+        return 1
+    return 8 if groups == MAX_GROUPS else 4

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from msa_model.ops.select import select_decode, select_prefill
+from msa_model.ops.select import num_groups, num_warps, select_decode, select_prefill
 from msa_model.reference.selection import select_blocks
 
 TOPK, LOCAL = 16, 1
@@ -84,3 +84,11 @@ def test_what_does_not_fit_is_refused(score: torch.Tensor, positions: int, local
 def test_rows_that_requests_cannot_share_evenly_are_refused() -> None:
     with pytest.raises(ValueError, match="shared evenly"):
         select_decode(torch.zeros(3, 1, 20), torch.zeros(2).int(), topk_blocks=16, local_blocks=1)
+
+
+@pytest.mark.parametrize("width", [16, 256, 512, 1024, 2048, 4096, 1 << 14])
+def test_groups_cut_rows_evenly_and_hold_more_than_is_chosen(width: int) -> None:
+    groups = num_groups(width, TOPK)
+    assert width % groups == 0
+    assert groups >= TOPK
+    assert num_warps(groups, 1) > num_warps(groups, 512)
