@@ -69,7 +69,7 @@ class KernelSparseAttention:
             scores, seq_lens, topk_blocks=self._topk_blocks, local_blocks=self._local_blocks, follows_score=True
         )
         place = (pages.kv.cache, pages.first_key_slot, pages.head_slots)
-        sparse_attention_decode(query, *place, chosen, table, seq_lens, out=out)
+        sparse_attention_decode(query, *place, chosen, table, seq_lens, follows_selection=True, out=out)
 
     def _attend_varied(
         self, rows: VariedRows, query: torch.Tensor, index_query: torch.Tensor, pages: LayerPages, out: torch.Tensor
