@@ -17,6 +17,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bench.kernels.layouts import misplaced_bytes
 from bench.kernels.specimens import Specimen
 
 GPU_TARGETS = {
@@ -71,6 +72,7 @@ def compile_specimen(specimen: Specimen, target: str) -> Report:
             lines = str(e).splitlines() or [type(e).__name__]
             return Report(target, specimen.name, 0, 0, 0, None, 0, 0, (f"does not compile: {lines[-1]}",))
         errors = tuple(f"compiler says: {line}" for line in messages.lines() if line.startswith("error"))
+        errors += tuple(misplaced_bytes(built.asm["ttgir"]))
         read = {"gfx950": _read_amd, "sm_107": _read_ptx}.get(target, _read_nvidia)
         report = Report(target=target, kernel=specimen.name, failures=(), **read(specimen, built, Path(folder)))
     return Report(**asdict(report) | {"failures": (*errors, *failures_of(specimen, report))})

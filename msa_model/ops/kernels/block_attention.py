@@ -9,8 +9,8 @@ and ``_value_operand`` are renamings, without instructions)::
     K   a thread has 16 neighbouring bytes of a token   q is loaded in the order of dimensions that results
     V   a thread has 8 bytes of each of four tokens     tokens are dealt to rows so that those four come together
 
-Tiles are loaded as plain rows all the same: they wait in shared memory in the order of the loaded tile's dimensions, and
-with more than two of them reads collided in its banks (measured on H200: twice the time).
+Tiles are loaded as plain rows all the same: they wait in shared memory in the order of the loaded tile's dimensions,
+and with more than two of them reads collided in its banks (measured on H200: twice the time).
 """
 
 import triton
