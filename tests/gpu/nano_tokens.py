@@ -6,6 +6,7 @@ python -m tests.gpu.nano_tokens CHECKPOINT ENGINE_SETTINGS_JSON < prompts.json >
 import json
 import os
 import sys
+from typing import Any
 
 NUM_TOKENS = 16
 
@@ -18,7 +19,8 @@ def main() -> None:
 
     checkpoint, settings = sys.argv[1], json.loads(sys.argv[2])
     prompts = [{"prompt_token_ids": prompt} for prompt in json.load(sys.stdin)]
-    usual = {"dtype": "float32", "block_size": 128, "max_model_len": 4096, "kv_cache_memory_bytes": 1 << 30}
+    usual: dict[str, Any] = {"dtype": "float32", "block_size": 128, "max_model_len": 4096}
+    usual |= {"kv_cache_memory_bytes": 1 << 30, "gpu_memory_utilization": 0.2}
     engine = LLM(checkpoint, **(usual | settings))
     params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
 

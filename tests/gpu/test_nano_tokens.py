@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def answers(checkpoint: Path) -> dict[str, dict[str, list[list[int]]]]:
-    return {name: run(checkpoint, settings) for name, settings in ENGINES.items()}
+    with ThreadPoolExecutor() as pool:  # side by side, which one GPU has memory for
+        found = pool.map(partial(run, checkpoint), ENGINES.values())
+        return dict(zip(ENGINES, found, strict=True))
 
 
 def run(checkpoint: Path, settings: dict[str, Any]) -> dict[str, list[list[int]]]:
