@@ -41,7 +41,7 @@ soak: install ## the long tests; their log goes to bench/results/soak.log
 	@exec bash -o pipefail -c '{ echo "make soak at $$(git rev-parse --short HEAD), $$(nproc) cores, $$(uname -m)"; \
 	$(BIN)/python -m pytest -m soak -v $(PYTEST_ARGS); } 2>&1 | sed "s|$(CURDIR)|.|g" | tee bench/results/soak.log'
 
-gpu-check: ## all that needs two CUDA devices, with the vLLM and NIXL that PYTHON has (nothing is installed)
+gpu-check: ## every check that needs CUDA devices (some need two), with the vLLM and NIXL that PYTHON has (nothing is installed)
 	@exec $(PYTHON) -m pytest -m gpu -v tests/gpu $(PYTEST_ARGS)
 
 bench-transfer: install ## rows against other layouts and vLLM's connector (DEVICE=cuda: two GPUs, figures judged)

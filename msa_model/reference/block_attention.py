@@ -13,7 +13,7 @@ import torch
 
 from msa_model.config import BLOCK_SIZE, HEAD_DIM
 from msa_model.pages import SlotPages
-from msa_model.reference.nvfp4 import E4M3_MAX
+from msa_model.reference.nvfp4 import round_to_e4m3
 
 SCALE = HEAD_DIM**-0.5
 # Elements of one temporary tensor of a twin (64 MB of float32): queries are cut into pieces that stay below it.
@@ -50,7 +50,7 @@ def attend_pages(
     # A masked weight is 0, and 0 times a stale NaN would still be NaN.
     value_TGSD = kv.gather(block_id_TGk, value_slots[:, None]).masked_fill(~is_seen_TGS[..., None], 0.0)
     if rounds_products:
-        key_TGSD, value_TGSD = to_e4m3(key_TGSD), to_e4m3(value_TGSD)
+        key_TGSD, value_TGSD = round_to_e4m3(key_TGSD), round_to_e4m3(value_TGSD)
     logit_TGNS = query_TGND @ key_TGSD.transpose(-1, -2) * SCALE
     weight_TGNS = logit_TGNS.masked_fill_(~is_seen_TGS[:, :, None], float("-inf")).softmax(dim=-1)
     return (weight_TGNS @ value_TGSD).flatten(1, 2)
@@ -84,11 +84,6 @@ def attend_blocks(
         # A query picks a block once, so no token comes twice.
         out_TGND[token, group] += weight_TGNkS[token, group, :, pick] @ value_GBSD[group, block]
     return out_TGND
-
-
-def to_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """float32 values rounded to E4M3, saturating at 448."""
-    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
 
 
 def attend_decode(
@@ -153,7 +148,7 @@ def _attend_rounded(
     groups = chosen.shape[1]
     kv = SlotPages(pool)
     key_slots = key_slot + head_slots * torch.arange(groups, device=query.device)
-    query_TGND = to_e4m3(query.float()).unflatten(1, (groups, -1))
+    query_TGND = round_to_e4m3(query).unflatten(1, (groups, -1))
     # A stale entry of the block table may be no block at all.
     table_TM = block_table.long().clamp(0, pool.shape[0] - 1)[request_T]
     out = torch.empty_like(query, dtype=torch.float32)

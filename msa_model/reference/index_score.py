@@ -10,15 +10,10 @@ import torch
 
 from msa_model.config import BLOCK_SIZE
 from msa_model.pages import SlotPages
-from msa_model.reference.nvfp4 import E4M3_MAX
+from msa_model.reference.nvfp4 import round_to_e4m3
 
 # Blocks that are decoded at once: 64 MB of float32.
 PIECE_BLOCKS = 1024
-
-
-def round_to_e4m3(x: torch.Tensor) -> torch.Tensor:
-    """float32 values of ``x`` rounded to E4M3, saturating at 448."""
-    return x.float().clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
 
 
 def score_decode(

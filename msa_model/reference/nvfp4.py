@@ -72,3 +72,8 @@ def dequantize(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     pairs = _byte_values(data.device).index_select(0, data.flatten().int())
     values = pairs.view(torch.float32).view(*scale.shape, GROUP)
     return (values * scale.float().unsqueeze(-1)).flatten(-2)
+
+
+def round_to_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """float32 values of ``x`` rounded to E4M3, saturating at 448; what queries are stored as (fact M4)."""
+    return x.float().clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()

@@ -12,7 +12,8 @@ import torch
 from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
 from msa_model.metadata import LongQuery, MSAMetadata
 from msa_model.pages import LayerPages
-from msa_model.reference.block_attention import attend_blocks, attend_pages, to_e4m3
+from msa_model.reference.block_attention import attend_blocks, attend_pages
+from msa_model.reference.nvfp4 import round_to_e4m3
 from msa_model.reference.selection import block_scores, select_blocks
 
 # Elements of one temporary tensor (64 MB of float32): queries are cut into pieces that stay below it.
@@ -39,7 +40,7 @@ class TorchSparseAttention:
         Queries of both kinds are rounded to E4M3 (fact M4); scores, softmax and sums are float32. Rows of ``out`` that
         belong to padding get arbitrary finite values.
         """
-        query, index_query = to_e4m3(query.float()), to_e4m3(index_query.float())
+        query, index_query = round_to_e4m3(query), round_to_e4m3(index_query)
         tokens = metadata.short_tokens
         if tokens is None:
             tokens = torch.arange(query.shape[0], device=query.device)

@@ -6,7 +6,7 @@ import torch
 from msa_model.config import BLOCK_SIZE, HEAD_DIM, MSAShape
 from msa_model.dense_attention import TorchDenseAttention
 from msa_model.pages import LayerPages
-from msa_model.reference.block_attention import to_e4m3
+from msa_model.reference.nvfp4 import round_to_e4m3
 from tests.unit.msa_model.factories import (
     Sequence,
     make_metadata,
@@ -29,7 +29,7 @@ def by_hand(shape: MSAShape, sequence: Sequence, num_queries: int) -> torch.Tens
     heads = []
     for head in range(shape.num_heads):
         group = head // (shape.num_heads // shape.num_kv_heads)
-        logits = to_e4m3(sequence.query[start:, head]) @ key[:, group].T * HEAD_DIM**-0.5
+        logits = round_to_e4m3(sequence.query[start:, head]) @ key[:, group].T * HEAD_DIM**-0.5
         heads.append(logits.masked_fill(~is_past, float("-inf")).softmax(-1) @ value[:, group])
     return torch.stack(heads, dim=1)
 

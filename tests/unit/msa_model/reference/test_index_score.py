@@ -3,8 +3,8 @@
 import torch
 
 from msa_model.pages import SlotPages
-from msa_model.reference.index_score import round_to_e4m3, score_decode, score_prefill
-from msa_model.reference.nvfp4 import dequantize
+from msa_model.reference.index_score import score_decode, score_prefill
+from msa_model.reference.nvfp4 import dequantize, round_to_e4m3
 
 
 def one_request(seq_len: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_model.reference.nvfp4 import GROUP, dequantize, nvfp4_bytes, quantize
+from msa_model.reference.nvfp4 import GROUP, dequantize, nvfp4_bytes, quantize, round_to_e4m3
 
 MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 # By the definition of E4M3: exponent 1-15 with bias 7, three fraction bits, 0x7F is NaN; exponent 0 is subnormal.
@@ -93,3 +93,9 @@ def test_half_precision_input_is_rounded_from_its_own_value() -> None:
     x = torch.randn(4, 64).bfloat16()
     for one, other in zip(quantize(x), quantize(x.float()), strict=True):
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def test_rounding_to_e4m3_saturates_and_keeps_nan() -> None:
+    x = torch.tensor([1e9, -1e9, 17.1, 2.0**-10, float("nan")])
+    assert round_to_e4m3(x)[:4].tolist() == [448.0, -448.0, 18.0, 0.0]
+    assert round_to_e4m3(x)[4].isnan()

@@ -6,7 +6,8 @@ import torch
 import msa_model.reference.sparse_attention as sparse_attention
 from msa_model.config import BLOCK_SIZE, MSAShape
 from msa_model.pages import LayerPages
-from msa_model.reference.block_attention import SCALE, to_e4m3
+from msa_model.reference.block_attention import SCALE
+from msa_model.reference.nvfp4 import round_to_e4m3
 from msa_model.reference.sparse_attention import TorchSparseAttention
 from tests.unit.msa_model.factories import (
     Sequence,
@@ -28,12 +29,12 @@ def attend_densely(shape: MSAShape, sequence: Sequence, num_queries: int) -> tor
         position = sequence.num_tokens - num_queries + row
         for head in range(shape.num_heads):
             group = head // per_group
-            scores = index_key[: position + 1, 0] @ to_e4m3(sequence.index_query[position, group])
+            scores = index_key[: position + 1, 0] @ round_to_e4m3(sequence.index_query[position, group])
             best = [block.max().item() for block in scores.split(BLOCK_SIZE)]
             ranked = sorted(range(len(best) - 1), key=lambda b: (-best[b], b))
             chosen = [*ranked[: shape.topk_blocks - 1], len(best) - 1]
             seen = [p for p in range(position + 1) if p // BLOCK_SIZE in chosen]
-            weight = (key[seen, group] @ to_e4m3(sequence.query[position, head]) * SCALE).softmax(0)
+            weight = (key[seen, group] @ round_to_e4m3(sequence.query[position, head]) * SCALE).softmax(0)
             out[row, head] = weight @ value[seen, group]
     return out
 
