@@ -66,6 +66,16 @@ class MSAMetadataBuilder(AttentionMetadataBuilder[MSAMetadata]):
     # Full graphs for batches whose queries have one same, small length: decode and verification of drafts.
     _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_BATCH
 
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: "VllmConfig", kv_cache_spec: "AttentionSpec") -> AttentionCGSupport:
+        """As ``_cudagraph_support``, unless drafts make queries too long for the path with static shapes.
+
+        The other path has positions and lengths of its own in its metadata, which a graph would keep from its capture.
+        """
+        if 1 + vllm_config.num_speculative_tokens > MAX_SHORT_QUERY_LEN:
+            return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+        return cls._cudagraph_support
+
     def __init__(
         self, kv_cache_spec: "AttentionSpec", layer_names: list[str], vllm_config: "VllmConfig", device: torch.device
     ) -> None:

@@ -1,12 +1,13 @@
 """A step's batch is cut into short and long queries with the exact context lengths."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backend import AttentionCGSupport, CommonAttentionMetadata
 
-from msa_model.metadata import LongQuery, split_by_query_len
+from msa_model.metadata import LongQuery, MSAMetadataBuilder, split_by_query_len
 
 
 def make_common(lengths: list[int], seq_lens: list[int], **changes: Any) -> CommonAttentionMetadata:
@@ -41,3 +42,18 @@ def test_an_optimistic_upper_bound_of_a_context_is_not_taken_for_its_length() ->
     common = make_common([20], [50], seq_lens_cpu_upper_bound=torch.tensor([57]).int())
     (query,), _ = split_by_query_len(common)
     assert query.seq_len == 50
+
+
+@pytest.mark.parametrize(
+    ("num_drafts", "support"),
+    [
+        (0, AttentionCGSupport.UNIFORM_BATCH),
+        (7, AttentionCGSupport.UNIFORM_BATCH),
+        (8, AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE),
+    ],
+)
+def test_full_graphs_hold_no_queries_that_are_longer_than_the_path_with_static_shapes_takes(
+    num_drafts: int, support: AttentionCGSupport
+) -> None:
+    engine: Any = SimpleNamespace(num_speculative_tokens=num_drafts)
+    assert MSAMetadataBuilder.get_cudagraph_support(engine, kv_cache_spec=engine) == support
