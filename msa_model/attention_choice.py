@@ -54,8 +54,8 @@ def choose_attention(shape: MSAShape, device: torch.device) -> AttentionChoice:
 
 def _lack(shape: MSAShape, device: torch.device) -> str:
     """What keeps kernels from running; empty: nothing."""
-    if device.type == "cpu":
-        return "Triton's kernels need a GPU"
+    if device.type != "cuda":  # which AMD's GPUs are called too
+        return f"kernels need an NVIDIA or AMD GPU, not a device of type {device.type}"
     if not torch.version.hip and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
         return "the GPU has no FP8 matrix products"
     group_size, topk = shape.num_heads // shape.num_kv_heads, shape.topk_blocks
