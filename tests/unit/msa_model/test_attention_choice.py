@@ -16,12 +16,12 @@ def nothing_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def choose(
-    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0), topk_blocks: int = 16, num_heads: int = 32
+    monkeypatch: pytest.MonkeyPatch, capability: int = 90, topk_blocks: int = 16, num_heads: int = 32
 ) -> AttentionChoice:
     """On a GPU of that capability, for a rank with two KV heads."""
-    name = "sm_90" if capability == (9, 0) else OTHER_TARGET
+    name = "sm_90" if capability == 90 else OTHER_TARGET
     target = Target(name=name, num_sms=132, shared_memory_bytes=1 << 17)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: divmod(capability, 10))
     monkeypatch.setattr("msa_model.attention_choice.target_of", lambda _: target)
     return choose_attention(make_shape(topk_blocks=topk_blocks, num_heads=num_heads), GPU)
 
@@ -30,13 +30,13 @@ def test_a_gpu_with_fp8_products_runs_the_kernels(monkeypatch: pytest.MonkeyPatc
     choice = choose(monkeypatch)
     assert choice.uses_kernels
     assert "sm_90" in choice.reason
-    assert "plain Triton" in choose(monkeypatch, (12, 0)).reason
+    assert "plain Triton" in choose(monkeypatch, 120).reason
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"capability": (8, 0)}, "FP8"),
+        ({"capability": 80}, "FP8"),
         ({"num_heads": 34}, "17 query heads"),
         ({"topk_blocks": 3}, "3 blocks"),
         ({"topk_blocks": 32}, "32 blocks"),
