@@ -30,6 +30,8 @@ def e4m3_products(device: torch.device) -> torch.Tensor:
 def pack(values: torch.Tensor, pool: torch.Tensor, head_slots: torch.Tensor, slot_mapping: torch.Tensor) -> None:
     """Quantise ``values`` [T, H, 128] of any float dtype and store them in ``pool``, with the bytes of the twin.
 
+    NaN alone differs: the twin makes a group that has one NaN as a whole, a kernel takes it for a zero.
+
     Head h of token t goes to slot ``head_slots[h]`` (int [H]) of block ``slot_mapping[t] // 128`` (int [T]), at offset
     ``slot_mapping[t] % 128``; where the mapping is negative (padding), nowhere. ``pool`` uint8 [num_blocks, num_slots,
     128, 72]. Raises ValueError for other shapes. Two tokens must not go to one place.

@@ -11,7 +11,7 @@ import triton.language as tl
 def round_to_e4m3(x):
     """float32 values rounded to the nearest E4M3 number (ties to even, beyond 448 to it), still float32.
 
-    A later conversion to float8e4nv is exact. NaN stays NaN on GPUs.
+    A later conversion to float8e4nv is exact. NaN becomes some number on GPUs, whose maximum prefers those.
     """
     x = tl.minimum(tl.maximum(x, -448.0), 448.0)
     # 1.5 x 2^(e + 20), e the exponent of x but not below the least normal one, -6: float32 sums of that size are
