@@ -23,7 +23,7 @@ def test_a_small_run_measures_both_kinds_of_answer_and_writes_the_result(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "result.json"
-    words = "--cases small32,paced --routers tandem --seconds 0.2 --rounds 1"
+    words = "--cases small32,paced --routers tandem --seconds 0.2 --rounds 1 --sources"  # compiling takes minutes
     assert main([*words.split(), "--out", str(out), "--commit", "c0ffee"]) == 0
     result = json.loads(out.read_text())
     assert result["command"] == f"python -m bench.router {words}"
