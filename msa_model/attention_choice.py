@@ -56,13 +56,18 @@ def _lack(shape: MSAShape, device: torch.device) -> str:
     """What keeps kernels from running; empty: nothing."""
     if device.type != "cuda":  # which AMD's GPUs are called too
         return f"kernels need an NVIDIA or AMD GPU, not a device of type {device.type}"
-    if not torch.version.hip and torch.cuda.get_device_capability(device) < MIN_CAPABILITY:
+    has_fp8 = (
+        target_of(device).name == "gfx950"  # older AMD GPUs have FP8 numbers of another kind
+        if torch.version.hip
+        else torch.cuda.get_device_capability(device) >= MIN_CAPABILITY
+    )
+    if not has_fp8:
         return "the GPU has no FP8 matrix products"
     group_size, topk = shape.num_heads // shape.num_kv_heads, shape.topk_blocks
     if group_size > MAX_GROUP_SIZE:
         return f"{group_size} query heads share a KV head, and kernels have rows for {MAX_GROUP_SIZE}"
     if topk not in TOPK_BLOCKS:
-        return f"{topk} blocks are chosen, and kernels take a power of two up to 16"
+        return f"{topk} blocks are chosen, and kernels are checked for a power of two up to 16"
     return ""
 
 

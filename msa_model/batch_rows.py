@@ -1,6 +1,7 @@
 """One step's batch as kernels take it: the requests with one same, small number of query tokens, and the rest.
 
-vLLM orders a batch by the number of query tokens, so the first kind comes first. All tensors are views of vLLM's own,
+vLLM puts decode rows before prefill's, so the first kind comes first; what is left of decode behind them (rows of other
+lengths, where drafts ran out) goes with the rest, right but slower. All tensors are views of vLLM's own,
 and no call waits for the device: lengths of contexts are known to it alone.
 """
 

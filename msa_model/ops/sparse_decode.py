@@ -63,8 +63,8 @@ def sparse_attention_decode(
     in rising order; those behind the context (surplus picks) are not read.
     ``block_table`` int32 [R, M], stale behind a request's blocks; ``seq_lens`` int32 [R], the step's tokens included,
     0 for padding. Row j of a request is at position seq_len - Q + j. Tokens without any key get zeros.
-    ``follows_selection``: the kernel launched just before, on the same stream, is the source of ``chosen`` and lets its
-    successor start early (NVIDIA from Hopper on). ``splits``: instead of ``decode_splits``.
+    ``follows_selection``: the kernel launched just before, on the same stream, is the source of ``chosen``; this one
+    is launched before its end and waits for it (NVIDIA from Hopper on). ``splits``: instead of ``decode_splits``.
     Raises ValueError for other shapes or types.
     """
     requests, _ = check_block_table(block_table, seq_lens)

@@ -51,6 +51,8 @@ def run(checkpoint: Path, settings: dict[str, Any]) -> dict[str, list[list[int]]
     )
     assert ended.returncode == 0, ended.stderr[-6000:]
     assert "MSA attention: kernels" in ended.stderr, "the kernels did not run"
+    wants_graphs = not settings.get("enforce_eager")
+    assert ("Capturing CUDA graphs (FULL)" in ended.stderr) is wants_graphs, "full graphs, or none, were not captured"
     found: dict[str, list[list[int]]] = json.loads(ended.stdout)
     return found
 
