@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 INDEX = "model.safetensors.index.json"
+# What reading JSON of unknown origin, and taking it for what it should be, can raise.
+UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 # What safetensors itself allows for a header.
 MAX_HEADER_BYTES = 100_000_000
 # Bits of a value; fractions of a byte are padded nowhere, so a tensor's data ends on a byte.
@@ -42,6 +44,13 @@ class Headers:
     """File -> why nothing in it can be trusted; or tensor -> why it can't be found."""
 
 
+def read_text(path: Path) -> str:
+    """A whole file in UTF-8. Raises: OSError, ValueError: no regular file (a pipe would wait on), or not UTF-8."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path.name} is no regular file")
+    return path.read_text(encoding="utf-8")
+
+
 def read_headers(folder: Path) -> Headers:
     """Read the header of each file that the index names, or of each ``*.safetensors`` where there is no index.
 
@@ -64,16 +73,18 @@ def read_headers(folder: Path) -> Headers:
 
 
 def _read_index(folder: Path, headers: Headers) -> dict[str, str]:
-    try:
-        text = (folder / INDEX).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    path = folder / INDEX
+    if not path.exists():
         return {}
     try:
-        weight_map = json.loads(text)["weight_map"]
-        return {str(tensor): str(file) for tensor, file in weight_map.items()}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        weight_map = json.loads(read_text(path))["weight_map"]
+        named = {str(tensor): str(file) for tensor, file in weight_map.items()}
+    except UNREADABLE as error:
         headers.damaged[INDEX] = f"it has no weight_map that can be read ({type(error).__name__})"
         return {}
+    if not named:
+        headers.damaged[INDEX] = "its weight_map names no tensor"
+    return named
 
 
 def _entries(path: Path, headers: Headers) -> Iterator[tuple[str, FoundTensor]]:
@@ -83,7 +94,7 @@ def _entries(path: Path, headers: Headers) -> Iterator[tuple[str, FoundTensor]]:
     except FileNotFoundError:
         headers.damaged[path.name] = "the index names it, but it is not there"
         return
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except UNREADABLE as error:
         headers.damaged[path.name] = f"its header can't be read: {error}"
         return
     headers.num_files += 1
@@ -98,6 +109,8 @@ def _entries(path: Path, headers: Headers) -> Iterator[tuple[str, FoundTensor]]:
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
     """The header, and how many bytes of data follow it."""
     num_bytes = path.stat().st_size
+    if not path.is_file():
+        raise ValueError("it is no regular file")
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if num_bytes < 8 or length > min(num_bytes - 8, MAX_HEADER_BYTES):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from msa_model.checkpoint_files import FoundTensor, Headers, read_headers
+from msa_model.checkpoint_files import UNREADABLE, FoundTensor, Headers, read_headers, read_text
 from msa_model.checkpoint_names import is_ignored, stored_name
 from msa_model.checkpoint_sizes import describe_sizes, sizes_of
 from msa_model.checkpoint_tensors import ExpectedTensor, expected_tensors
@@ -34,12 +34,13 @@ def check_folder(folder: Path, *, is_config_only: bool = False, overrides: dict[
     config = with_defaults(values | (overrides or {}))
     try:
         check_model_config(config)
-    # What a check stumbles over where a key is of another kind than it should be counts like what it finds.
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        # What a check stumbles over where a key is of another kind than it should be counts like what it finds.
+        expected = expected_tensors(config)
+    except UNREADABLE as error:
         report.add("config", "config.json", str(error) or type(error).__name__)
         return report
     if not is_config_only:
-        compare(expected_tensors(config), read_headers(folder), report)
+        compare(expected, read_headers(folder), report)
     return report
 
 
@@ -47,8 +48,8 @@ def read_config(folder: Path, report: Report) -> dict[str, Any] | None:
     """The values of config.json; None, and an entry in ``report``, if there are none for this model."""
     path = folder / "config.json"
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        values = json.loads(read_text(path))
+    except UNREADABLE as error:
         report.add("config", path.name, f"can't be read: {error}")
         return None
     model_type = values.get("model_type") if isinstance(values, dict) else None

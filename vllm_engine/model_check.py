@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from msa_model.checkpoint_files import UNREADABLE, read_text
 from msa_model.config import (
     KV_CACHE_DTYPES,
     check_block_size,
@@ -37,8 +38,11 @@ def check_checkpoint(config: WorkerConfig) -> None:
             the setting that the model can't be served with.
     """
     folder = Path(config.model)
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if values.get("model_type") != MODEL_TYPE:
+    try:
+        values = json.loads(read_text(folder / "config.json"))
+    except UNREADABLE as error:
+        raise WrongModel(f"{folder / 'config.json'} can't be read: {error}") from error
+    if not isinstance(values, dict) or values.get("model_type") != MODEL_TYPE:
         return
     overrides = _overrides(config)
     has_weights = last_value("--load-format", config.extra_vllm_args) not in NO_WEIGHTS

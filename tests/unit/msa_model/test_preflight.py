@@ -1,6 +1,7 @@
 """The preflight names what is wrong with a checkpoint, and passes one in which nothing is."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from msa_model.checkpoint_files import FoundTensor, Headers
+from msa_model.checkpoint_files import INDEX, FoundTensor, Headers
 from msa_model.checkpoint_tensors import expected_tensors
 from msa_model.nano.config import Form
 from msa_model.preflight import check_folder, compare, main
@@ -196,3 +197,22 @@ def test_sizes_are_printed_of_a_checkpoint_or_of_the_published_model(
 def test_neither_torch_nor_an_engine_is_imported() -> None:
     code = "import sys, msa_model.preflight; sys.exit(bool({'torch', 'vllm', 'transformers'} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "\udcff", '{"model_type": "minimax_m31_flash", "vocab_size": null}'])
+def test_a_config_of_another_kind_is_a_finding_and_no_crash(tmp_path: Path, text: str) -> None:
+    (tmp_path / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert check_folder(tmp_path).has("config")
+
+
+def test_what_would_wait_for_ever_is_not_opened(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, write_config(tmp_path))
+    os.mkfifo(tmp_path / "more.safetensors")
+    assert "regular file" in check_folder(tmp_path).reason()
+
+
+@pytest.mark.parametrize("text", ['{"weight_map": {}}', "[" * 100_000])
+def test_an_index_that_names_nothing_is_a_finding(tmp_path: Path, text: str) -> None:
+    write_checkpoint(tmp_path, write_config(tmp_path))
+    (tmp_path / INDEX).write_text(text)
+    assert INDEX in check_folder(tmp_path).reason()
