@@ -2,6 +2,7 @@
 
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -41,7 +42,7 @@ def load_weights(model: nn.Module, num_experts: int, weights: Iterable[tuple[str
         single: (fused, expert, shard)
         for fused, single, expert, shard in fused_moe_make_expert_params_mapping(model, "w1", "w2", "w3", num_experts)
     }
-    loaded: set[str] = set()
+    sources: dict[str, set[str]] = defaultdict(set)
     num_cache_scales = 0
     for checkpoint_name, weight in weights:
         name = stored_name(checkpoint_name)
@@ -58,13 +59,25 @@ def load_weights(model: nn.Module, num_experts: int, weights: Iterable[tuple[str
         )
         if target is None:
             raise ValueError(f"the checkpoint's weight {checkpoint_name} has no place in this model")
-        loaded.add(target)
-    missing = sorted(parameters.keys() - loaded)
+        sources[target].add(name)
+    # A parameter of several parts is filled when each has come: what is left out would be whatever the memory held.
+    missing = sorted(name for name in parameters if len(sources[name]) < _num_parts(name, parameters, experts))
     if missing:
-        raise ValueError(f"the checkpoint lacks {len(missing)} weights of this model, such as {missing[0]}")
+        raise ValueError(f"the checkpoint lacks {len(missing)} weights of this model, or parts, such as {missing[0]}")
     if num_cache_scales:
         logger.warning("%d calibrated cache scales are not used: this cache's scale per tensor is 1", num_cache_scales)
-    return loaded
+    return set(sources)
+
+
+def _num_parts(name: str, parameters: dict[str, nn.Parameter], experts: ExpertMapping) -> int:
+    """Tensors of a checkpoint that one parameter is made of, at least."""
+    of_experts = sum(fused in name for fused, _, _ in experts.values())
+    if of_experts:
+        return of_experts
+    if ".qkv_proj." in name:
+        has_index = f"{name.partition('.qkv_proj.')[0]}.index_q_norm.weight" in parameters
+        return 5 if has_index else 3
+    return 2 if ".gate_up_proj." in name else 1
 
 
 def _load_dense(parameters: dict[str, nn.Parameter], name: str, weight: torch.Tensor) -> str | None:

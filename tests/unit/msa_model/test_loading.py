@@ -98,3 +98,9 @@ def test_calibrated_cache_scales_are_left_out_and_said_to_be(
 def test_a_parameter_without_a_weight_is_refused_by_name(model: tuple[nn.Module, Record]) -> None:
     with pytest.raises(ValueError, match=r"lacks 1 .*norm\.weight"):
         load_weights(model[0], 2, weights(ALL[:-1]))
+
+
+@pytest.mark.parametrize("left_out", [FUSED[1], MLP[0], EXPERTS[3], SCALES[0]])
+def test_a_part_of_a_parameter_that_is_left_out_stops_the_start(model: tuple[nn.Module, Record], left_out: str) -> None:
+    with pytest.raises(ValueError, match="lacks 1 weights of this model, or parts"):
+        load_weights(model[0], 2, weights([name for name in ALL if name != left_out and "index_" not in name]))
