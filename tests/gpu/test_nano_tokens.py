@@ -41,10 +41,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers(checkpoint: Path) -> dict[str, dict[str, list[list[int]]]]:
     with ThreadPoolExecutor() as pool:  # side by side, which one GPU has memory for
         found = pool.map(partial(run, checkpoint), ENGINES.values())
-        return dict(zip(ENGINES, found, strict=True))
+        return {name: answers for name, (_, answers) in zip(ENGINES, found, strict=True)}
 
 
-def run(checkpoint: Path, settings: dict[str, Any]) -> dict[str, list[list[int]]]:
+def run(checkpoint: Path, settings: dict[str, Any]) -> tuple[str, dict[str, list[list[int]]]]:
+    """The engine's log, and its tokens by way of asking (``nano_tokens``)."""
     command = [sys.executable, "-m", "tests.gpu.nano_tokens", str(checkpoint), json.dumps(settings)]
     ended = subprocess.run(
         command, cwd=REPOSITORY, input=json.dumps(prompts()), capture_output=True, text=True, timeout=400, check=False
@@ -53,8 +54,7 @@ def run(checkpoint: Path, settings: dict[str, Any]) -> dict[str, list[list[int]]
     assert "MSA attention: kernels" in ended.stderr, "the kernels did not run"
     wants_graphs = not settings.get("enforce_eager")
     assert ("Capturing CUDA graphs (FULL)" in ended.stderr) is wants_graphs, "full graphs, or none, were not captured"
-    found: dict[str, list[list[int]]] = json.loads(ended.stdout)
-    return found
+    return ended.stderr, json.loads(ended.stdout)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
