@@ -13,6 +13,7 @@ from vllm.model_executor.layers.layernorm import GemmaRMSNorm
 from vllm.model_executor.layers.linear import (
     MinimaxM3QKVParallelLinearWithIndexer,
     QKVParallelLinear,
+    ReplicatedLinear,
     RowParallelLinear,
 )
 from vllm.model_executor.layers.quantization import QuantizationConfig
@@ -21,6 +22,7 @@ from vllm.model_executor.layers.rotary_embedding import get_rope
 from msa_model.cache import IndexPool, KVPool
 from msa_model.config import HEAD_DIM, MSAShape
 from msa_model.pages import LayerPages, key_slot
+from wire.token_split import TokenSplit
 
 
 class MSAAttention(nn.Module):
@@ -41,19 +43,15 @@ class MSAAttention(nn.Module):
         pools: tuple[KVPool, IndexPool],
         quant_config: QuantizationConfig | None,
         prefix: str,
+        *,
+        split: TokenSplit,
     ) -> None:
         super().__init__()
         self.shape = shape
         self.pools = pools
         self.has_index = layer not in shape.dense_layers
         self.qkv_proj = _qkv_proj(config, self.has_index, quant_config, f"{prefix}.qkv_proj")
-        self.o_proj = RowParallelLinear(
-            config.num_attention_heads * HEAD_DIM,
-            config.hidden_size,
-            bias=False,
-            quant_config=quant_config,
-            prefix=f"{prefix}.o_proj",
-        )
+        self.o_proj = _o_proj(config, quant_config, f"{prefix}.o_proj", split)
         for name in ("q_norm", "k_norm", *(("index_q_norm", "index_k_norm") if self.has_index else ())):
             self.add_module(name, GemmaRMSNorm(HEAD_DIM, eps=config.rms_norm_eps))
         self.rotary_emb = get_rope(
@@ -91,6 +89,13 @@ class MSAAttention(nn.Module):
 
     def forward(self, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """``positions`` int [T], ``hidden`` [T, hidden_size] -> [T, hidden_size], summed over ranks."""
+        return self.o_proj(self.heads(positions, hidden))[0]
+
+    def heads(self, positions: torch.Tensor, hidden: torch.Tensor, part: tuple[int, int] | None = None) -> torch.Tensor:
+        """What this rank's heads attend to, [T, heads * 128]; ``positions`` int [T], ``hidden`` [T, hidden_size].
+
+        ``part``: first token and end, where T are those of a part of the step, and padding behind them.
+        """
         heads, kv_heads = self.shape.num_heads, self.shape.num_kv_heads
         qkv, _ = self.qkv_proj(hidden)
         sizes = [heads * HEAD_DIM, *[kv_heads * HEAD_DIM] * 2]
@@ -104,8 +109,19 @@ class MSAAttention(nn.Module):
                 positions, _per_head(self.index_q_norm, index[0]), _per_head(self.index_k_norm, index[1])
             )
         out = torch.zeros_like(query)
-        run_attention(self, query, key, value, index_query, index_key, out)
-        return self.o_proj(out)[0]
+        run_attention(self, query, key, value, index_query, index_key, out, part)
+        return out
+
+
+def _o_proj(
+    config: Any, quant_config: QuantizationConfig | None, prefix: str, split: TokenSplit
+) -> RowParallelLinear | ReplicatedLinear:
+    sizes = (config.num_attention_heads * HEAD_DIM, config.hidden_size)
+    if split.enable_sp:  # all heads of the rank's own tokens (fact P2)
+        return ReplicatedLinear(*sizes, bias=False, quant_config=quant_config, prefix=prefix)
+    return RowParallelLinear(
+        *sizes, bias=False, quant_config=quant_config, prefix=prefix, reduce_results=not split.enable_dbo
+    )
 
 
 def _qkv_proj(
@@ -134,16 +150,19 @@ def run_attention(
     index_query: torch.Tensor | None,
     index_key: torch.Tensor | None,
     out: torch.Tensor,
+    part: tuple[int, int] | None = None,
 ) -> None:
-    """Store this step's keys and values, then attend; all tensors [T, heads * 128], ``out`` is written in place.
+    """Store these keys and values, then attend; all tensors [T, heads * 128], ``out`` is written in place.
 
-    ``index_query`` and ``index_key`` are None in a dense layer.
+    ``index_query`` and ``index_key`` are None in a dense layer; ``part`` as in ``MSAAttention.heads``.
     """
     metadata_of = get_forward_context().attn_metadata
     if not isinstance(metadata_of, dict):  # a profiling run, before any cache is bound
         return
     kv_pool = layer.pools[0]
     metadata = metadata_of[kv_pool.layer_name]
+    if part is not None:
+        metadata = metadata.part(*part)
     num_tokens = min(metadata.num_tokens, query.shape[0])
 
     def by_head(x: torch.Tensor) -> torch.Tensor:

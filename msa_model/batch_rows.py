@@ -53,18 +53,21 @@ class VariedRows:
 
     def pieces(self, max_tokens: int) -> Iterator["VariedRows"]:
         """The same in pieces of up to ``max_tokens``, each with the contexts as they are at its end."""
-        ends = self.query_start_loc[1:]
         for first in range(0, self.num_tokens, max_tokens):
-            end = min(first + max_tokens, self.num_tokens)
-            yield VariedRows(
-                first_token=self.first_token + first,
-                num_tokens=end - first,
-                query_start_loc=self.query_start_loc.clamp(first, end) - first,
-                seq_lens=self.seq_lens - (ends - end).clamp(min=0).minimum(ends - self.query_start_loc[:-1]),
-                block_table=self.block_table,
-                positions=self.positions[first:end],
-                max_query_len=min(self.max_query_len, end - first),
-            )
+            yield self.piece(first, min(first + max_tokens, self.num_tokens))
+
+    def piece(self, first: int, end: int) -> "VariedRows":
+        """Query tokens ``first`` to ``end`` of these, with the contexts as they are there."""
+        ends = self.query_start_loc[1:]
+        return VariedRows(
+            first_token=self.first_token + first,
+            num_tokens=end - first,
+            query_start_loc=self.query_start_loc.clamp(first, end) - first,
+            seq_lens=self.seq_lens - (ends - end).clamp(min=0).minimum(ends - self.query_start_loc[:-1]),
+            block_table=self.block_table,
+            positions=self.positions[first:end],
+            max_query_len=min(self.max_query_len, end - first),
+        )
 
 
 def split_rows(common: "CommonAttentionMetadata", max_uniform_len: int) -> tuple[UniformRows | None, VariedRows | None]:

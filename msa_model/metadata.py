@@ -1,7 +1,7 @@
 """What one step tells the attention: where each request's tokens, context and blocks are."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -14,6 +14,7 @@ from vllm.v1.attention.backend import (
 
 from msa_model.batch_rows import UniformRows, VariedRows, split_rows
 from msa_model.config import BLOCK_SIZE
+from msa_model.micro_batch import metadata_of
 from msa_model.reference import nvfp4
 
 if TYPE_CHECKING:
@@ -58,6 +59,19 @@ class MSAMetadata(AttentionMetadata):
     uniform: UniformRows | None = None
     """For kernels alone, like ``varied``."""
     varied: VariedRows | None = None
+    parts: dict[tuple[int, int], "MSAMetadata"] = field(default_factory=dict)
+    """Of the step, by first token and end, as far as they were asked for."""
+
+    def part(self, start: int, end: int) -> "MSAMetadata":
+        """What the attention sees of tokens ``start`` to ``end``; made once for all layers."""
+        if (start, end) not in self.parts:
+            self.parts[start, end] = metadata_of(self, start, end)
+        return self.parts[start, end]
+
+    @property
+    def num_uniform_tokens(self) -> int:
+        """First tokens of the step that belong to uniform rows, which no part may cut; a host value."""
+        return 0 if self.uniform is None else self.uniform.num_tokens
 
 
 class MSAMetadataBuilder(AttentionMetadataBuilder[MSAMetadata]):

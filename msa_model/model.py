@@ -22,6 +22,9 @@ from msa_model.backend import MSAImpl
 from msa_model.cache import IndexPool, KVPool
 from msa_model.config import BLOCK_SIZE, MSAShape, check_engine_config, check_ranks
 from msa_model.loading import load_weights
+from msa_model.split_forward import SplitForward
+from msa_model.split_settings import split_settings
+from wire.token_split import TokenSplit
 
 
 class DenseMLP(nn.Module):
@@ -59,7 +62,9 @@ class DenseMLP(nn.Module):
 class SparseMoE(nn.Module):
     """Routed experts, and a shared expert that every token passes."""
 
-    def __init__(self, config: Any, quant_config: QuantizationConfig | None, prefix: str) -> None:
+    def __init__(
+        self, config: Any, quant_config: QuantizationConfig | None, prefix: str, *, reduce_results: bool = True
+    ) -> None:
         super().__init__()
         num_experts = config.num_local_experts
         self.e_score_correction_bias = nn.Parameter(torch.zeros(num_experts, dtype=torch.float32), requires_grad=False)
@@ -99,6 +104,7 @@ class SparseMoE(nn.Module):
             router_logits_dtype=torch.float32,
             shared_experts=self.shared_experts,
             quant_config=quant_config,
+            reduce_results=reduce_results,
             prefix=f"{prefix}.experts",
         )
 
@@ -117,15 +123,19 @@ class DecoderLayer(nn.Module):
         pools: tuple[KVPool, IndexPool],
         quant_config: QuantizationConfig | None,
         prefix: str,
+        split: TokenSplit,
     ) -> None:
         super().__init__()
-        self.self_attn = MSAAttention(config, layer, shape, pools, quant_config, f"{prefix}.self_attn")
+        self.self_attn = MSAAttention(config, layer, shape, pools, quant_config, f"{prefix}.self_attn", split=split)
         self.is_sparse_moe = bool(config.moe_layer_freq[layer])
+        reduces = not split.is_on  # else ``SplitForward`` brings the ranks' sums together
         # The checkpoint's names differ, so the attributes must.
         if self.is_sparse_moe:
-            self.block_sparse_moe = SparseMoE(config, quant_config, f"{prefix}.block_sparse_moe")
+            name = f"{prefix}.block_sparse_moe"
+            self.block_sparse_moe = SparseMoE(config, quant_config, name, reduce_results=reduces)
         else:
-            self.mlp = DenseMLP(config, config.dense_intermediate_size, quant_config, f"{prefix}.mlp")
+            size, name = config.dense_intermediate_size, f"{prefix}.mlp"
+            self.mlp = DenseMLP(config, size, quant_config, name, reduce_results=reduces)
         self.input_layernorm = GemmaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = GemmaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
@@ -144,12 +154,12 @@ class MSAModel(nn.Module):
         quant_config = vllm_config.quant_config
         check_engine_config(vllm_config)
         parallel = vllm_config.parallel_config
+        tp_size = get_tensor_model_parallel_world_size()
         shape = check_ranks(
-            config,
-            get_tensor_model_parallel_world_size(),
-            parallel.data_parallel_size,
-            has_whole_experts=parallel.enable_expert_parallel,
+            config, tp_size, parallel.data_parallel_size, has_whole_experts=parallel.enable_expert_parallel
         )
+        split = split_settings(vllm_config.additional_config)
+        split.check_ranks(tp_size, parallel.data_parallel_size)
         max_blocks = -(-vllm_config.model_config.max_model_len // BLOCK_SIZE)
         impl = MSAImpl(shape, max_blocks, torch.device(vllm_config.device_config.device_type))
         # vLLM wants exactly one number in a cache layer's name. The K/V pool comes first, as it begins the row.
@@ -160,10 +170,12 @@ class MSAModel(nn.Module):
             config.vocab_size, config.hidden_size, prefix=f"{prefix}.embed_tokens"
         )
         self.layers = nn.ModuleList(
-            DecoderLayer(config, layer, shape, pools, quant_config, f"{prefix}.layers.{layer}")
+            DecoderLayer(config, layer, shape, pools, quant_config, f"{prefix}.layers.{layer}", split)
             for layer in range(config.num_hidden_layers)
         )
         self.norm = GemmaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        # Without its modules, which are this one's.
+        self.split_forward = SplitForward(split, self.kv_pool.layer_name) if split.is_on else None
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         return self.embed_tokens(input_ids)
@@ -172,6 +184,8 @@ class MSAModel(nn.Module):
         self, input_ids: torch.Tensor | None, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
     ) -> torch.Tensor:
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.split_forward is not None:
+            return self.split_forward(self.layers, self.norm, positions, hidden)
         for layer in self.layers:
             hidden = layer(positions, hidden)
         return self.norm(hidden)

@@ -17,6 +17,9 @@ RELATIVE_L2: dict[tuple[str, str], float] = {
     # Softmax weights are rounded to the value's format before the second product: 2^-11 and 2^-8 each.
     ("sparse_attention", "float16"): 1e-3,
     ("sparse_attention", "bfloat16"): 5e-3,
+    # One layer with activations exchanged as MXFP8 beside the same layer rounded there: sums in another order move a
+    # few values over an edge of rounding, by 2^-4 each.
+    ("sp_exchange", "mxfp8"): 1e-3,
 }
 
 
