@@ -70,7 +70,7 @@ def nano() -> MiniMaxM31FlashConfig:
 
 
 def true_widths() -> MiniMaxM31FlashConfig:
-    values = model_config("bfloat16", 512, Form(projections="mxfp8")) | TRUE_WIDTHS
+    values = model_config("bfloat16", 512, Form()) | TRUE_WIDTHS
     sparse = values["sparse_attention_config"]
     for key in ("sparse_attention_freq", "sparse_disable_index_value"):
         if key in sparse:
@@ -134,10 +134,14 @@ def engine_config(config: MiniMaxM31FlashConfig, tp_size: int, dtype: torch.dtyp
     return vllm_config
 
 
-def build(vllm_config: VllmConfig, checkpoint: dict[str, torch.Tensor]) -> MiniMaxM31FlashForCausalLM:
-    """The rank's model, filled, with an empty cache; under vLLM's current configuration."""
+def build(vllm_config: VllmConfig, checkpoint: dict[str, torch.Tensor] | None) -> MiniMaxM31FlashForCausalLM:
+    """The rank's model, filled (None: with zeros), with an empty cache; under vLLM's current configuration."""
     model = MiniMaxM31FlashForCausalLM(vllm_config=vllm_config)
-    model.load_weights(checkpoint.items())
+    if checkpoint is not None:
+        model.load_weights(checkpoint.items())
+    else:
+        for parameter in model.parameters():
+            parameter.zero_()
     for module in model.modules():
         method = getattr(module, "quant_method", None)
         if method is not None and hasattr(method, "process_weights_after_loading"):
@@ -214,8 +218,8 @@ def rounded_layer(layer: DecoderLayer, positions: torch.Tensor, hidden: torch.Te
     return hidden + moe.experts(hidden_states=rounded(normed), router_logits=moe.gate(normed)[0])
 
 
-def run_rank(tp_size: int, rank: int, checkpoints: list[dict[str, torch.Tensor]], meeting: str, out: Path) -> None:
-    """All ways on one of ``tp_size`` ranks; ``checkpoints``: of both models."""
+def run_rank(tp_size: int, rank: int, checkpoint: dict[str, torch.Tensor], meeting: str, out: Path) -> None:
+    """All ways on one of ``tp_size`` ranks; ``checkpoint``: the nano model's."""
     torch.set_num_threads(1)
     torch.set_grad_enabled(False)
     os.environ |= {"RANK": str(rank), "VLLM_DIST_IDENT": meeting.replace("/", "-")}
@@ -225,8 +229,8 @@ def run_rank(tp_size: int, rank: int, checkpoints: list[dict[str, torch.Tensor]]
     with set_current_vllm_config(first):
         parallel_state.init_distributed_environment(tp_size, rank, f"file://{meeting}", rank, "gloo")
         parallel_state.initialize_model_parallel(tp_size)
-    results["nano"] = nano_in_all_ways(tp_size, checkpoints[0])
-    results["sent_bytes"] = {name: sent_bytes(tp_size, checkpoints[1], WAYS[name]) for name in COUNTED_WAYS}
+    results["nano"] = nano_in_all_ways(tp_size, checkpoint)
+    results["sent_bytes"] = {name: sent_bytes(tp_size, WAYS[name]) for name in COUNTED_WAYS}
     torch.save(results, out)
 
 
@@ -248,13 +252,13 @@ def nano_in_all_ways(tp_size: int, checkpoint: dict[str, torch.Tensor]) -> dict[
     return results
 
 
-def sent_bytes(tp_size: int, checkpoint: dict[str, torch.Tensor], way: TokenSplit) -> dict[str, float]:
-    """By kind, for a token and layer of the true widths."""
+def sent_bytes(tp_size: int, way: TokenSplit) -> dict[str, float]:
+    """By kind, for a token and layer of the true widths; weights are zeros, which take no time to make."""
     vllm_config = engine_config(true_widths(), tp_size, torch.bfloat16, way)
     torch.set_default_dtype(torch.bfloat16)
     try:
         with set_current_vllm_config(vllm_config):
-            model = build(vllm_config, checkpoint)
+            model = build(vllm_config, None)
             run_steps(vllm_config, model, [[(0, NUM_COUNTED)]], model)
     finally:
         torch.set_default_dtype(torch.float32)
@@ -265,13 +269,13 @@ def sent_bytes(tp_size: int, checkpoint: dict[str, torch.Tensor], way: TokenSpli
 
 def main(out: Path) -> None:
     context, results = multiprocessing.get_context("fork"), {}
-    checkpoints = [weights(nano()), weights(true_widths())]  # once, as forks share them
+    checkpoint = weights(nano())
     with tempfile.TemporaryDirectory() as folder:
         for tp_size in RANKS:
             outs = [Path(folder) / f"{tp_size}-{rank}.pt" for rank in range(tp_size)]
             meeting = f"{folder}/meeting-{tp_size}"
             ranks = [
-                context.Process(target=run_rank, args=(tp_size, rank, checkpoints, meeting, path))
+                context.Process(target=run_rank, args=(tp_size, rank, checkpoint, meeting, path))
                 for rank, path in enumerate(outs)
             ]
             for process in ranks:
