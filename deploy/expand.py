@@ -157,6 +157,7 @@ def _plan_worker(
         router_url=control_url,
         heartbeat_s=spec.timeouts.heartbeat_s,
         parallelism=group.parallelism,
+        token_split=group.token_split,
         drain_timeout_s=spec.timeouts.drain_s,
         kv_transfer=KVTransferConfig(
             host=group.host, port=ports.take(group.host, group.kv_port, index), **transfer.model_dump()

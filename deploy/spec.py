@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from wire.parallelism import Parallelism
+from wire.token_split import TokenSplit
 from wire.worker_config import KVTransferPolicy, check_advertised_host, is_wildcard
 
 NANO_MODEL = "nano"
@@ -71,6 +72,7 @@ class GroupSpec(SpecModel):
 
     replicas: int = Field(default=1, ge=1, le=256)
     parallelism: Parallelism = Parallelism()
+    token_split: TokenSplit = TokenSplit()
     host: str = Field(default="127.0.0.1", description="address to listen on, dialled by the router and by peers")
     port: PortChoice = "auto"
     kv_port: PortChoice = Field(default="auto", description="handshake side channel of the KV transfer")
@@ -80,6 +82,11 @@ class GroupSpec(SpecModel):
 
     _host = field_validator("host")(check_advertised_host)
     _ports = field_validator("port", "kv_port")(check_port_choice)
+
+    @model_validator(mode="after")
+    def _has_ranks_to_split_over(self) -> Self:
+        self.token_split.check_ranks(self.parallelism.tp_size, self.parallelism.dp_size)
+        return self
 
     def fixed_ports(self, port: PortChoice) -> list[int]:
         """The ports that ``port`` as a base gives to the replicas; none for ``auto``."""
@@ -149,6 +156,12 @@ class DeploymentSpec(SpecModel):
     kv_transfer: KVTransferSpec = KVTransferSpec()
     timeouts: TimeoutsSpec = TimeoutsSpec()
     restart: RestartSpec = RestartSpec()
+
+    @model_validator(mode="after")
+    def _prefill_alone_splits(self) -> Self:
+        if self.decode.token_split.is_on:
+            raise ValueError("decode.token_split: only prefill workers split their tokens")
+        return self
 
     @model_validator(mode="after")
     def _ports_do_not_clash(self) -> Self:

@@ -5,17 +5,15 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from wire.token_split import TokenSplit
-
-KEY = "tandem_token_split"
+from wire.token_split import TOKEN_SPLIT_KEY, TokenSplit
 
 
 def split_settings(additional_config: Mapping[str, Any] | None) -> TokenSplit:
     """Raises ValueError, naming the key, for an unknown key or a value that can't be."""
-    given = (additional_config or {}).get(KEY, {})
+    given = (additional_config or {}).get(TOKEN_SPLIT_KEY, {})
     try:
         return TokenSplit.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(map(str, (KEY, *first["loc"])))
+        key = ".".join(map(str, (TOKEN_SPLIT_KEY, *first["loc"])))
         raise ValueError(f"additional_config.{key}: {first['msg']}") from error

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from wire.token_split import TOKEN_SPLIT_KEY
 from wire.worker import Fingerprint, WorkerRole
 from wire.worker_config import WorkerConfig
 
@@ -71,8 +72,10 @@ def vllm_args(
     ]
     if config.kv_cache_bytes is not None:
         args += ["--kv-cache-memory-bytes", str(config.kv_cache_bytes)]
-    if config.enforce_eager:
+    if config.enforce_eager or config.token_split.is_on:  # no CUDA graph holds a split step
         args.append("--enforce-eager")
+    if config.token_split.is_on:
+        args += ["--additional-config", json.dumps({TOKEN_SPLIT_KEY: config.token_split.model_dump(mode="json")})]
     if config.parallelism.enable_ep:
         args.append("--enable-expert-parallel")
     if config.reasoning_parser is not None:

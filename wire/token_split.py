@@ -4,6 +4,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+TOKEN_SPLIT_KEY = "tandem_token_split"
+"""Of vLLM's ``--additional-config``, in which the model finds it."""
+
 
 class TokenSplit(BaseModel):
     """Nothing is split by default."""

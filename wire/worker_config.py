@@ -11,12 +11,13 @@ then shows that line and stops the deployment.
 
 from ipaddress import ip_address
 from socket import inet_aton
-from typing import Literal
+from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from wire.parallelism import Parallelism
+from wire.token_split import TokenSplit
 from wire.worker import WorkerRole
 
 CLUSTER_TOKEN_ENV = "TANDEM_CLUSTER_TOKEN"
@@ -130,6 +131,7 @@ class WorkerConfig(BaseModel):
     max_num_batched_tokens: int = Field(default=2048, ge=128)
     kv_cache_bytes: int | None = Field(default=None, ge=1 << 20, description="KV space; none: vLLM's own profiling")
     parallelism: Parallelism = Parallelism()
+    token_split: TokenSplit = TokenSplit()
     num_threads: int = Field(default=1, ge=1, le=1024, description="OpenMP threads of each CPU rank")
     enforce_eager: bool = False
     reasoning_parser: str | None = None
@@ -155,6 +157,15 @@ class WorkerConfig(BaseModel):
         if parallelism.dcp_size != 1:
             raise ValueError("dcp_size has no effect yet; tp_size and enable_ep can be chosen")
         return parallelism
+
+    @model_validator(mode="after")
+    def _split_where_it_works(self) -> Self:
+        if self.token_split.is_on and self.role is not WorkerRole.PREFILL:
+            raise ValueError("token_split is for prefill workers: decode runs in CUDA graphs, which hold no split step")
+        self.token_split.check_ranks(self.parallelism.tp_size, self.parallelism.dp_size)
+        if self.token_split.is_on and any(arg.startswith("--additional") for arg in self.extra_vllm_args):
+            raise ValueError("extra_vllm_args: --additional-config would replace what token_split says")
+        return self
 
     @property
     def url(self) -> str:

@@ -107,3 +107,23 @@ def test_the_longest_backoff_is_not_below_the_first() -> None:
 def test_an_auto_port_is_not_among_the_fixed_ones() -> None:
     made = spec(prefill={"port": 9000, "replicas": 2}, router={"port": "auto"})
     assert made.fixed_ports() == {9000, 9001}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"prefill": {"token_split": {"enable_dbo": True}}}, r"prefill\n.*token_split\.enable_dbo needs tp_size > 1"),
+        (
+            {"decode": {"parallelism": {"tp_size": 2}, "token_split": {"enable_sp": True}}},
+            r"decode\.token_split: only prefill",
+        ),
+    ],
+)
+def test_tokens_are_split_on_prefill_over_several_ranks(sections: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        spec(**sections)
+
+
+def test_a_prefill_group_may_split_its_tokens() -> None:
+    group = {"parallelism": {"tp_size": 2}, "token_split": {"enable_sp": True, "enable_dbo": True}}
+    assert spec(prefill=group).prefill.token_split.is_on

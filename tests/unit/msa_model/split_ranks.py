@@ -28,8 +28,7 @@ from msa_model.nano.config import Form, model_config
 from msa_model.pages import STATE_BYTES
 from msa_model.quant import MSAQuantConfig
 from msa_model.reference import mxfp8, nvfp4
-from msa_model.split_settings import KEY
-from wire.token_split import TokenSplit
+from wire.token_split import TOKEN_SPLIT_KEY, TokenSplit
 
 PLAIN, ROUNDED = "plain", "plain, rounded where MXFP8 is exchanged"
 WAYS: dict[str, TokenSplit] = {
@@ -126,7 +125,7 @@ def engine_config(config: MiniMaxM31FlashConfig, tp_size: int, dtype: torch.dtyp
     vllm_config.parallel_config = ParallelConfig(
         tensor_parallel_size=tp_size, distributed_executor_backend="external_launcher"
     )
-    vllm_config.additional_config = {KEY: way.model_dump()}
+    vllm_config.additional_config = {TOKEN_SPLIT_KEY: way.model_dump()}
     vllm_config.model_config = SimpleNamespace(
         hf_text_config=config, dtype=dtype, head_dtype=None, max_model_len=MAX_BLOCKS * BLOCK_SIZE
     )

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from kv_transfer.settings import ConnectorConfig
+from msa_model.split_settings import split_settings
 from tests.unit.vllm_engine.factories import FINGERPRINT, KEY, TOKEN, worker_config
 from vllm_engine.args import CONNECTOR, CONNECTOR_MODULE, last_value, vllm_args, vllm_env
+from wire.token_split import TokenSplit
 
 PORT = {"port": 8250}
 
@@ -112,3 +114,10 @@ def test_nixl_spins_on_a_core_only_where_it_is_told_to(device: str) -> None:
 
     assert not is_on()
     assert is_on(kv_transfer=PORT | {"enable_progress_thread": True})
+
+
+def test_split_tokens_reach_the_model_and_run_without_graphs() -> None:
+    assert "--additional-config" not in args_of()
+    args = args_of(role="prefill", parallelism={"tp_size": 2}, token_split={"enable_sp": True}, enforce_eager=False)
+    assert split_settings(json.loads(value(args, "--additional-config"))) == TokenSplit(enable_sp=True)
+    assert "--enforce-eager" in args

@@ -79,3 +79,24 @@ def test_an_extra_peer_that_is_no_address_is_refused_by_value(peer: str) -> None
 def test_by_default_only_registered_peers_are_read_over_any_transport() -> None:
     config = KVTransferConfig(port=1)
     assert (config.extra_peers, config.required_transports, config.on_wrong_transport) == ((), (), "refuse")
+
+
+SPLIT = {"parallelism": {"tp_size": 2}, "token_split": {"enable_sp": True}}
+
+
+def test_a_prefill_worker_may_split_its_tokens() -> None:
+    assert WorkerConfig.model_validate(CONFIG | SPLIT | {"role": "prefill"}).token_split.enable_sp
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"role": "decode"}, "token_split is for prefill"),
+        ({"role": "prefill", "parallelism": {"tp_size": 1}}, r"token_split\.enable_sp needs tp_size > 1"),
+        ({"role": "prefill", "extra_vllm_args": ["--additional-config", "{}"]}, "extra_vllm_args: --additional-config"),
+        ({"role": "prefill", "extra_vllm_args": ["--additional_config={}"]}, "extra_vllm_args: --additional-config"),
+    ],
+)
+def test_a_split_that_can_not_work_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        WorkerConfig.model_validate(CONFIG | SPLIT | changes)
