@@ -10,11 +10,15 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from msa_model.refusals import is_whole, printable
+
 INDEX = "model.safetensors.index.json"
 # What reading JSON of unknown origin, and taking it for what it should be, can raise.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-# What safetensors itself allows for a header.
+# What safetensors itself allows for a header; no other JSON of a checkpoint comes near it.
 MAX_HEADER_BYTES = 100_000_000
+# Far beyond any tensor; a product of more and larger numbers would be computed for hours.
+MAX_DIMS, MAX_SIZE = 16, 1 << 48
 # Bits of a value; fractions of a byte are padded nowhere, so a tensor's data ends on a byte.
 BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
@@ -30,6 +34,7 @@ class FoundTensor:
     file: str
     shape: tuple[int, ...]
     dtype: str
+    num_bytes: int
 
 
 @dataclass(slots=True)
@@ -45,9 +50,11 @@ class Headers:
 
 
 def read_text(path: Path) -> str:
-    """A whole file in UTF-8. Raises: OSError, ValueError: no regular file (a pipe would wait on), or not UTF-8."""
+    """A whole file in UTF-8. Raises OSError; ValueError: no regular file (a pipe would wait), too large, no UTF-8."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path.name} is no regular file")
+    if path.stat().st_size > MAX_HEADER_BYTES:
+        raise ValueError(f"{path.name} has {path.stat().st_size} bytes, more than {MAX_HEADER_BYTES}")
     return path.read_text(encoding="utf-8")
 
 
@@ -90,7 +97,8 @@ def _read_index(folder: Path, headers: Headers) -> dict[str, str]:
 def _entries(path: Path, headers: Headers) -> Iterator[tuple[str, FoundTensor]]:
     try:
         header, num_data_bytes = _read_header(path)
-        entries = [(name, *_checked(entry)) for name, entry in header.items() if name != "__metadata__"]
+        entries = {name: _checked(path.name, name, entry) for name, entry in header.items() if name != "__metadata__"}
+        end = _end_of(entries)
     except FileNotFoundError:
         headers.damaged[path.name] = "the index names it, but it is not there"
         return
@@ -99,11 +107,10 @@ def _entries(path: Path, headers: Headers) -> Iterator[tuple[str, FoundTensor]]:
         return
     headers.num_files += 1
     headers.num_bytes += path.stat().st_size
-    end = max((end for _, _, end in entries), default=0)
     if end != num_data_bytes:
         headers.damaged[path.name] = f"it has {num_data_bytes} bytes of data, its header describes {end}"
-    for name, (shape, dtype), _ in entries:
-        yield name, FoundTensor(path.name, shape, dtype)
+    for name, (found, _) in entries.items():
+        yield name, found
 
 
 def _read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -115,17 +122,30 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         length = int.from_bytes(file.read(8), "little")
         if num_bytes < 8 or length > min(num_bytes - 8, MAX_HEADER_BYTES):
             raise ValueError(f"the file has {num_bytes} bytes, its header would have {length}")
-        header = json.loads(file.read(length))
+        header = json.loads(file.read(length).decode())
     if not isinstance(header, dict):
         raise ValueError("it is no JSON object")
     return header, num_bytes - 8 - length
 
 
-def _checked(entry: dict[str, Any]) -> tuple[tuple[tuple[int, ...], str], int]:
-    """Shape and dtype of a header's entry, and where its data ends. Raises ValueError if these don't fit together."""
-    shape, dtype = tuple(int(size) for size in entry["shape"]), str(entry["dtype"])
-    start, end = (int(offset) for offset in entry["data_offsets"])
+def _checked(file: str, name: str, entry: dict[str, Any]) -> tuple[FoundTensor, int]:
+    """A header's entry, and where its data begins. Raises ValueError if what it says doesn't fit together."""
+    shape, dtype, (start, end) = entry["shape"], entry["dtype"], entry["data_offsets"]
+    if not isinstance(shape, list) or len(shape) > MAX_DIMS or not isinstance(dtype, str):
+        raise ValueError(f"{printable(name)} has no shape and dtype of a tensor")
+    if not all(is_whole(number) and 0 <= number <= MAX_SIZE for number in (*shape, start, end)):
+        raise ValueError(f"{printable(name)} has a size or place that is no whole number from 0 to {MAX_SIZE}")
     bits = prod(shape) * BITS[dtype] if dtype in BITS else 8 * (end - start)
-    if not 0 <= start <= end or bits != 8 * (end - start):
-        raise ValueError(f"{end - start} bytes for {dtype}{list(shape)}")
-    return (shape, dtype), end
+    if start > end or bits != 8 * (end - start):
+        raise ValueError(f"{printable(name)}: {end - start} bytes for {dtype}{shape}")
+    return FoundTensor(file, tuple(shape), dtype, end - start), start
+
+
+def _end_of(entries: dict[str, tuple[FoundTensor, int]]) -> int:
+    """Where the data ends. Raises ValueError for overlaps and gaps, over which safetensors refuses a file."""
+    end = 0
+    for start, num_bytes, name in sorted((start, found.num_bytes, name) for name, (found, start) in entries.items()):
+        if start != end:
+            raise ValueError(f"{printable(name)} begins at {start}, where {end} bytes lie before it")
+        end += num_bytes
+    return end

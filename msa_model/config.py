@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from msa_model.checkpoint_tensors import index_layers, projections, routed_experts
+from msa_model.config_values import check_sparse_values, check_values
 from msa_model.quant_scheme import GROUP_SIZE, QuantScheme
+from msa_model.refusals import is_whole, refuse, require
 
 # Facts M2 and M4: selection, paging and the NVFP4 slot layout all assume these.
 BLOCK_SIZE = 128
@@ -38,8 +40,8 @@ class MSAShape:
         """
         check_model_config(config)
         heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
-        _require(heads % tp_size == 0, "tensor_parallel_size", tp_size, f"a divisor of num_attention_heads={heads}")
-        _require(
+        require(heads % tp_size == 0, "tensor_parallel_size", tp_size, f"a divisor of num_attention_heads={heads}")
+        require(
             kv_heads % tp_size == 0 or tp_size % kv_heads == 0,
             "tensor_parallel_size",
             tp_size,
@@ -66,28 +68,16 @@ class MSAShape:
         return layer - sum(dense < layer for dense in self.dense_layers)
 
 
-def _require(holds: bool, key: str, value: object, wanted: str) -> None:
-    if not holds:
-        raise ValueError(f"{key}={value!r} can't be served: it must be {wanted}")
-
-
 def check_model_config(config: Any) -> None:
     """Raise ValueError, naming the key, unless ``config`` describes a model that this package computes right."""
-    kv_heads, layers = config.num_key_value_heads, config.num_hidden_layers
-    _require(config.head_dim == HEAD_DIM, "head_dim", config.head_dim, str(HEAD_DIM))
-    _require(
+    check_values(config)
+    head_dim, kv_heads, layers = config.head_dim, config.num_key_value_heads, config.num_hidden_layers
+    require(is_whole(head_dim) and head_dim == HEAD_DIM, "head_dim", head_dim, str(HEAD_DIM))
+    require(
         config.num_attention_heads % kv_heads == 0, "num_key_value_heads", kv_heads, "a divisor of num_attention_heads"
     )
-    _require(len(config.moe_layer_freq) == layers, "moe_layer_freq", config.moe_layer_freq, f"a list of {layers}")
-    _require(config.scoring_func == "sigmoid", "scoring_func", config.scoring_func, "'sigmoid'")
-    _require(config.hidden_act == "swigluoai", "hidden_act", config.hidden_act, "'swigluoai'")
-    _require(config.use_qk_norm, "use_qk_norm", config.use_qk_norm, "true")
-    _require(config.qk_norm_type == "per_head", "qk_norm_type", config.qk_norm_type, "'per_head'")
-    _require(config.use_routing_bias, "use_routing_bias", config.use_routing_bias, "true")
-    _require(config.use_gemma_norm, "use_gemma_norm", config.use_gemma_norm, "true")
-    _require(not config.attention_output_gate, "attention_output_gate", config.attention_output_gate, "false")
-    _require(not config.tie_word_embeddings, "tie_word_embeddings", config.tie_word_embeddings, "false")
     _check_rope(config)
+    check_sparse_values(config.sparse_attention_config, layers)
     _check_sparse(config.sparse_attention_config, kv_heads, layers)
     _check_quantization(config)
 
@@ -95,25 +85,24 @@ def check_model_config(config: Any) -> None:
 def _check_rope(config: Any) -> None:
     """Plain rotation by ``rope_theta``; other places where a configuration may speak of it must say the same."""
     rotary_dim, wanted = config.rotary_dim, config.head_dim * config.partial_rotary_factor
-    _require(rotary_dim == wanted, "rotary_dim", rotary_dim, f"head_dim * partial_rotary_factor = {wanted:g}")
+    require(rotary_dim == wanted, "rotary_dim", rotary_dim, f"head_dim * partial_rotary_factor = {wanted:g}")
     for name in ("rope_parameters", "rope_scaling"):
         rope = getattr(config, name, None) or {}
+        if not isinstance(rope, dict):
+            refuse(name, rope, "an object")
         kind = rope.get("rope_type", rope.get("type", "default"))
-        _require(kind == "default", f"{name}.rope_type", kind, "'default'")
+        require(kind == "default", f"{name}.rope_type", kind, "'default'")
         for key in ("rope_theta", "partial_rotary_factor"):
             mine, given = getattr(config, key), rope.get(key)
-            _require(given is None or given == mine, f"{name}.{key}", given, f"{key}={mine}")
+            require(given is None or given == mine, f"{name}.{key}", given, f"{key}={mine}")
 
 
 def _check_sparse(sparse: dict[str, Any], kv_heads: int, num_layers: int) -> None:
     topk, local = sparse["sparse_topk_blocks"], sparse["sparse_local_block"]
     every = [1] * num_layers
     freq = sparse.get("sparse_attention_freq") or every
-    is_pattern = len(freq) == num_layers and set(freq) <= {0, 1} and any(freq)
     disabled = sparse.get("sparse_disable_index_value") or every
-    has_no_values = len(disabled) == num_layers and all(
-        is_disabled for is_disabled, has_index in zip(disabled, freq, strict=False) if has_index
-    )
+    has_no_values = all(is_disabled for is_disabled, has_index in zip(disabled, freq, strict=True) if has_index)
     wanted: list[tuple[str, bool, str]] = [
         ("sparse_block_size", sparse["sparse_block_size"] == BLOCK_SIZE, str(BLOCK_SIZE)),
         ("sparse_index_dim", sparse["sparse_index_dim"] == HEAD_DIM, f"head_dim={HEAD_DIM}"),
@@ -125,11 +114,11 @@ def _check_sparse(sparse: dict[str, Any], kv_heads: int, num_layers: int) -> Non
         ("sparse_score_type", sparse.get("sparse_score_type", "max") == "max", "'max'"),
         ("sparse_init_block", sparse.get("sparse_init_block", 0) == 0, "0"),
         ("sparse_local_block", 1 <= local <= topk, "between 1 and sparse_topk_blocks: the newest block is always kept"),
-        ("sparse_attention_freq", is_pattern, f"{num_layers} times 0 or 1, and 1 for a layer at least"),
+        ("sparse_attention_freq", any(freq), "1 for a layer at least"),
         ("sparse_disable_index_value", has_no_values, "1 on every layer that has an index branch"),
     ]
     for key, holds, text in wanted:
-        _require(holds, f"sparse_attention_config.{key}", sparse.get(key), text)
+        require(holds, f"sparse_attention_config.{key}", sparse.get(key), text)
 
 
 def _check_quantization(config: Any) -> None:
@@ -137,27 +126,27 @@ def _check_quantization(config: Any) -> None:
     scheme = QuantScheme.of(config)
     key = "quantization_config"
     if scheme is None:
-        _require(not any(config.moe_layer_freq), key, None, "given: routed experts are ModelOpt NVFP4")
+        require(not any(config.moe_layer_freq), key, None, "given: routed experts are ModelOpt NVFP4")
         return
     formats: dict[str, str | None] = {}
     for linear in projections(config):
         stored = scheme.format_of(linear.module)
-        _require(stored != "NVFP4", f"{key}: {linear.module}", stored, "MXFP8 or not quantised (name it in `ignore`)")
+        require(stored != "NVFP4", f"{key}: {linear.module}", stored, "MXFP8 or not quantised (name it in `ignore`)")
         first = formats.setdefault(linear.group, stored)
-        _require(stored == first, f"{key}: {linear.module}", stored, f"{first}, like its neighbours in one projection")
+        require(stored == first, f"{key}: {linear.module}", stored, f"{first}, like its neighbours in one projection")
         _check_groups(linear.module, linear.inputs, stored)
     for linear in routed_experts(config):
         stored = scheme.format_of(linear.module)
-        _require(stored == "NVFP4", f"{key}: {linear.module}", stored, "NVFP4")
+        require(stored == "NVFP4", f"{key}: {linear.module}", stored, "NVFP4")
         _check_groups(linear.module, linear.inputs, stored)
     stored = scheme.format_of("lm_head")
-    _require(stored is None, f"{key}: lm_head", stored, "not quantised (name it in `ignore`)")
+    require(stored is None, f"{key}: lm_head", stored, "not quantised (name it in `ignore`)")
 
 
 def _check_groups(module: str, inputs: int, stored: str | None) -> None:
     if stored is not None:
         group = GROUP_SIZE[stored]
-        _require(inputs % group == 0, f"inputs of {module}", inputs, f"a multiple of {group}, which share a scale")
+        require(inputs % group == 0, f"inputs of {module}", inputs, f"a multiple of {group}, which share a scale")
 
 
 def check_engine_config(vllm_config: Any) -> None:
@@ -172,11 +161,11 @@ def check_engine_config(vllm_config: Any) -> None:
         parallel.decode_context_parallel_size,
         parallel.data_parallel_size,
     )
-    _require(pp == 1, "pipeline_parallel_size", pp, "1: a KV row holds the pages of all layers")
-    _require(dcp == 1, "decode_context_parallel_size", dcp, "1")
+    require(pp == 1, "pipeline_parallel_size", pp, "1: a KV row holds the pages of all layers")
+    require(dcp == 1, "decode_context_parallel_size", dcp, "1")
     if vllm_config.kv_transfer_config is not None:
-        _require(dp == 1, "data_parallel_size", dp, "1 with a KV connector, which has one side channel an engine")
-    _require(not parallel.enable_eplb, "enable_eplb", parallel.enable_eplb, "false: experts stay where they were put")
+        require(dp == 1, "data_parallel_size", dp, "1 with a KV connector, which has one side channel an engine")
+    require(not parallel.enable_eplb, "enable_eplb", parallel.enable_eplb, "false: experts stay where they were put")
     check_cache_dtype(cache.cache_dtype)
     check_cache_dtype(vllm_config.attention_config.indexer_kv_dtype, "attention_config.indexer_kv_dtype")
 
@@ -210,14 +199,14 @@ def check_cuts(config: Any, tp_size: int, moe_tp_size: int) -> None:
     for module, (size, stored, ranks) in cuts.items():
         group = GROUP_SIZE[stored] if stored else 1
         wanted = f"so that {size} inputs of {module} are cut between groups of {group}"
-        _require(size % (ranks * group) == 0, "ranks of tensor parallelism", ranks, wanted)
+        require(size % (ranks * group) == 0, "ranks of tensor parallelism", ranks, wanted)
 
 
 def check_cache_dtype(dtype: str, key: str = "kv_cache_dtype") -> None:
     """Raise ValueError, naming the key, unless a cache is of the format that the model was trained with (fact M4)."""
-    _require(dtype in KV_CACHE_DTYPES, key, dtype, f"one of {KV_CACHE_DTYPES}")
+    require(dtype in KV_CACHE_DTYPES, key, dtype, f"one of {KV_CACHE_DTYPES}")
 
 
 def check_block_size(block_size: int) -> None:
     """Raise ValueError unless a cache block is one selection block of 128 tokens."""
-    _require(block_size == BLOCK_SIZE, "block_size", block_size, f"{BLOCK_SIZE}, the block that the indexer selects")
+    require(block_size == BLOCK_SIZE, "block_size", block_size, f"{BLOCK_SIZE}, the block that the indexer selects")

@@ -43,10 +43,11 @@ def load_weights(model: nn.Module, num_experts: int, weights: Iterable[tuple[str
         for fused, single, expert, shard in fused_moe_make_expert_params_mapping(model, "w1", "w2", "w3", num_experts)
     }
     sources: dict[str, set[str]] = defaultdict(set)
-    num_cache_scales = 0
+    num_ignored = num_cache_scales = 0
     for checkpoint_name, weight in weights:
         name = stored_name(checkpoint_name)
         if is_ignored(name):
+            num_ignored += 1
             num_cache_scales += is_cache_scale(name)
             continue
         if weight.dtype == torch.float8_e8m0fnu:
@@ -64,6 +65,8 @@ def load_weights(model: nn.Module, num_experts: int, weights: Iterable[tuple[str
     missing = sorted(name for name in parameters if len(sources[name]) < _num_parts(name, parameters, experts))
     if missing:
         raise ValueError(f"the checkpoint lacks {len(missing)} weights of this model, or parts, such as {missing[0]}")
+    if num_ignored > num_cache_scales:
+        logger.info("%d tensors of a draft module (mtp) are not loaded", num_ignored - num_cache_scales)
     if num_cache_scales:
         logger.warning("%d calibrated cache scales are not used: this cache's scale per tensor is 1", num_cache_scales)
     return set(sources)

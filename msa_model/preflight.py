@@ -67,8 +67,12 @@ def compare(expected: dict[str, ExpectedTensor], headers: Headers, report: Repor
     seen: set[str] = set()
     for found_name, found in headers.tensors.items():
         name = stored_name(found_name)
+        if name not in expected and is_ignored(name):
+            report.add("ignored", found_name, f"{found.num_bytes} bytes in {found.file}")
+            report.num_ignored_bytes += found.num_bytes
+            continue
         if name not in expected:
-            report.add("ignored" if is_ignored(name) else "unexpected", found_name, f"in {found.file}")
+            report.add("unexpected", found_name, f"in {found.file}")
             continue
         seen.add(name)
         _compare_one(found_name, expected[name], found, report)
@@ -101,6 +105,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = check_folder(options.folder, is_config_only=options.config_only)
     if options.sizes and not report.has("config"):
         _print_sizes(read_config(options.folder, report) or {}, as_json=options.json)
+        if not report.is_good:
+            print(f"{parser.prog}: the checkpoint can't be loaded: {report.reason()}", file=sys.stderr)
     else:
         print(json.dumps(report.as_json(), indent=2) if options.json else report.as_text(options.folder))
     return 0 if report.is_good else 1

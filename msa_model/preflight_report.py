@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msa_model.refusals import printable
+
 # Kinds of findings, in the order in which they are told. What is ignored stops nobody.
 KINDS = ("config", "damaged", "missing", "unexpected", "wrong shape", "wrong dtype", "ignored")
 NUM_NAMED = 5
@@ -17,11 +19,13 @@ class Report:
     num_found: int = 0
     num_files: int = 0
     num_bytes: int = 0
+    num_ignored_bytes: int = 0
+    """Of tensors that the loader leaves out: a draft module's (``mtp``), and calibrated scales of a cache."""
     findings: dict[str, list[tuple[str, str]]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
 
     def add(self, kind: str, name: str, detail: str) -> None:
-        """One more finding of ``kind``, which must be one of KINDS."""
-        self.findings[kind].append((name, detail))
+        """One more finding of ``kind``, which must be one of KINDS; both texts may come out of the checkpoint."""
+        self.findings[kind].append((printable(name), printable(detail)))
 
     def has(self, kind: str) -> bool:
         return bool(self.findings[kind])
@@ -44,16 +48,19 @@ class Report:
     def as_text(self, folder: Path) -> str:
         """A line of counts, then for each kind its number and its first names."""
         lines = [
-            f"{folder}: {'can be loaded' if self.is_good else 'can NOT be loaded'}; {self.num_found} of "
-            f"{self.num_expected} tensors, {self.num_files} files, {self.num_bytes / 1e9:.3f} GB"
+            f"{printable(str(folder))}: {'can be loaded' if self.is_good else 'can NOT be loaded'}; "
+            f"{self.num_found} of {self.num_expected} tensors, {self.num_files} files, {self.num_bytes / 1e9:.3f} GB"
         ]
         for kind in KINDS:
             found = sorted(self.findings[kind])
             if found:
-                lines.append(f"{kind}: {len(found)}")
+                lines.append(f"{kind}: {len(found)}{self._ignored_bytes() if kind == 'ignored' else ''}")
                 lines += [f"  {name}: {detail}" for name, detail in found[:NUM_NAMED]]
                 lines += [f"  ... and {len(found) - NUM_NAMED} more"] if len(found) > NUM_NAMED else []
         return "\n".join(lines)
+
+    def _ignored_bytes(self) -> str:
+        return f" tensors, {self.num_ignored_bytes} bytes, which are in the files and are not loaded or checked"
 
     def as_json(self) -> dict[str, Any]:
         """The same for programs, with the first names of each kind that occurs."""
@@ -63,6 +70,7 @@ class Report:
             "num_found": self.num_found,
             "num_files": self.num_files,
             "num_bytes": self.num_bytes,
+            "num_ignored_bytes": self.num_ignored_bytes,
             "findings": {
                 kind: {"count": len(found), "first": [list(entry) for entry in sorted(found)[:NUM_NAMED]]}
                 for kind, found in self.findings.items()

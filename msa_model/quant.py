@@ -1,7 +1,7 @@
 """Checkpoint quantisation for vLLM: which method runs each layer of an NVFP4 or mixed-precision checkpoint.
 
-On CUDA with half-precision activations vLLM's own ModelOpt methods run (NVFP4 experts, MXFP8 projections); elsewhere
-plain torch, which decodes the weights when they are loaded.
+On GPUs vLLM's own ModelOpt methods run with the activations that they take (``KERNEL_DTYPES``); elsewhere plain torch,
+which decodes the weights when they are loaded.
 """
 
 from typing import Any
@@ -24,11 +24,16 @@ from vllm.platforms import current_platform
 from msa_model.linear import TorchMxFp8LinearMethod
 from msa_model.moe import TorchModelOptNvFp4MoEMethod
 from msa_model.published import MODEL_TYPE
-from msa_model.quant_scheme import MIXED, QuantScheme
+from msa_model.quant_scheme import MIXED, Format, QuantScheme
 
 METHOD = "minimax_m31"
 # A checkpoint name that stands for the projections that vLLM fuses; they are stored alike (``check_model_config``).
 FIRST_OF_FUSED = {"qkv_proj": "q_proj", "gate_up_proj": "gate_proj"}
+
+# Activations that vLLM's methods name. Its MXFP8 takes no float16, where a scale of 2^-25 would become 0.
+# On ROCm both run too, as far as vLLM 0.33's sources say: MXFP8 natively on gfx950, else decoded when it is loaded, and
+# NVFP4 experts in a Triton kernel that decodes them as it goes, so that they stay four bits wide.
+KERNEL_DTYPES = {"NVFP4": (torch.bfloat16, torch.float16), "MXFP8": (torch.bfloat16,)}
 
 logger = init_logger(f"vllm.{__name__}")
 
@@ -70,7 +75,7 @@ class MSAQuantConfig(ModelOptQuantConfigBase):
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
         if isinstance(layer, RoutedExperts):
-            if has_vllm_kernels(layer.moe_config.in_dtype):
+            if has_vllm_kernels("NVFP4", layer.moe_config.in_dtype):
                 return ModelOptNvFp4FusedMoE(self.nvfp4, layer.moe_config)
             return TorchModelOptNvFp4MoEMethod(self.nvfp4, layer.moe_config)
         if not isinstance(layer, LinearBase):
@@ -80,21 +85,21 @@ class MSAQuantConfig(ModelOptQuantConfigBase):
         if stored is None:
             return UnquantizedLinearMethod()
         assert stored == "MXFP8", "check_model_config refuses other projections"
-        if has_vllm_kernels(layer.params_dtype):
+        if has_vllm_kernels(stored, layer.params_dtype):
             return build_linear_method(self.mxfp8, stored, prefix)
         return TorchMxFp8LinearMethod()
 
 
-def has_vllm_kernels(dtype: torch.dtype) -> bool:
-    """Whether vLLM's kernels for quantised weights run here, with activations of ``dtype``; said once in the log."""
+def has_vllm_kernels(stored: Format, dtype: torch.dtype) -> bool:
+    """Whether vLLM's kernels for weights ``stored`` so run here, with activations of ``dtype``; once in the log."""
     if not current_platform.is_cuda_alike():
         reason = f"there are no kernels for {current_platform.device_name}"
-    elif dtype not in (torch.bfloat16, torch.float16):
+    elif dtype not in KERNEL_DTYPES[stored]:
         reason = f"kernels take no activations of {dtype}"
     else:
-        logger.info_once("quantised weights run in vLLM's ModelOpt kernels")
+        logger.info_once("%s: quantised weights run in vLLM's ModelOpt kernels", stored)
         return True
-    logger.info_once("quantised weights are decoded to %s and run in plain torch: %s", dtype, reason)
+    logger.info_once("%s: quantised weights are decoded to %s and run in plain torch: %s", stored, dtype, reason)
     return False
 
 

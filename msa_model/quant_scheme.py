@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from fnmatch import translate
 from typing import Any, Literal
 
+from msa_model.refusals import refuse
+
+KEY = "quantization_config"
 Format = Literal["NVFP4", "MXFP8"]
 NVFP4_GROUP, MXFP8_GROUP = 16, 32
 GROUP_SIZE: dict[str, int] = {"NVFP4": NVFP4_GROUP, "MXFP8": MXFP8_GROUP}
@@ -19,21 +22,23 @@ class QuantScheme:
 
     Two kinds are understood: ``NVFP4``, where all that ``ignore`` does not name is NVFP4, and ``MIXED_PRECISION``,
     where ``quantized_layers`` names modules, parents of modules, or patterns with ``*``. Raises ValueError, naming the
-    key, for another algorithm or group size.
+    key, for another method, algorithm or group size, and for a member of another kind than it should be.
     """
 
     def __init__(self, quantization: dict[str, Any]) -> None:
-        settings = quantization.get("quantization", quantization)
-        self.algo = str(settings.get("quant_algo") or "").upper()
-        self._ignored = _Names({name: None for name in settings.get("ignore", settings.get("exclude_modules", []))})
+        where, settings = _settings_of(quantization)
+        ignore = "ignore" if "ignore" in settings else "exclude_modules"
+        self._ignored = _Names(dict.fromkeys(_names_in(f"{where}.{ignore}", settings.get(ignore))))
+        self.algo = _algo_in(where, settings)
         if self.algo == MIXED:
-            layers = settings.get("quantized_layers") or {}
-            self._layers = _Names({name: _format_of(name, layer) for name, layer in layers.items()})
+            key, layers = f"{where}.quantized_layers", settings.get("quantized_layers")
+            if not isinstance(layers, dict):
+                refuse(key, layers, "an object of modules")
+            self._layers = _Names({name: _format_of(f"{key}[{name!r}]", layer) for name, layer in layers.items()})
         else:
             if self.algo != "NVFP4":
-                raise ValueError(f"quantization_config.quant_algo={self.algo!r} can't be served: NVFP4 or {MIXED} can")
-            _format_of("", settings)
-            self._layers = _Names({"*": "NVFP4"})
+                refuse(f"{where}.quant_algo", settings.get("quant_algo"), f"NVFP4 or {MIXED}")
+            self._layers = _Names({"*": _format_of(where, settings)})
 
     @classmethod
     def of(cls, config: Any) -> "QuantScheme | None":
@@ -46,15 +51,50 @@ class QuantScheme:
         return None if self._ignored.find(module)[0] else self._layers.find(module)[1]
 
 
-def _format_of(name: str, settings: dict[str, Any]) -> Format:
-    algo = str(settings.get("quant_algo") or "").upper()
-    where = f"quantization_config{f'.quantized_layers[{name!r}]' if name else ''}"
-    group = settings.get("group_size")
+def _settings_of(quantization: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The key under which the settings lie, and the settings: ModelOpt's own files have them one level deeper."""
+    if not isinstance(quantization, dict):
+        refuse(KEY, quantization, "an object")
+    producer = quantization.get("producer") or {}
+    if not isinstance(producer, dict):
+        refuse(f"{KEY}.producer", producer, "an object")
+    is_nested = "quantization" in quantization
+    # vLLM goes by the method's name, and gives it one where ModelOpt's own files have none.
+    method = quantization.get("quant_method", "modelopt" if is_nested and producer.get("name") == "modelopt" else None)
+    if not isinstance(method, str) or not method.lower().startswith("modelopt"):
+        refuse(f"{KEY}.quant_method", method, "'modelopt'")
+    if not is_nested:
+        return KEY, quantization
+    settings = quantization["quantization"]
+    if not isinstance(settings, dict):
+        refuse(f"{KEY}.quantization", settings, "an object")
+    return f"{KEY}.quantization", settings
+
+
+def _names_in(key: str, names: object) -> list[str]:
+    if names is None:
+        return []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        refuse(key, names, "a list of names of modules")
+    return names
+
+
+def _algo_in(where: str, settings: dict[str, Any]) -> str:
+    algo = settings.get("quant_algo")
+    if not isinstance(algo, str):
+        refuse(f"{where}.quant_algo", algo, "the name of an algorithm")
+    return algo.upper()
+
+
+def _format_of(where: str, settings: dict[str, Any]) -> Format:
+    if not isinstance(settings, dict):
+        refuse(where, settings, "an object")
+    algo, group = _algo_in(where, settings), settings.get("group_size")
     wanted = GROUP_SIZE.get(algo)
     if wanted is None:
-        raise ValueError(f"{where}.quant_algo={algo!r} can't be served: it must be one of {sorted(GROUP_SIZE)}")
-    if group is not None and int(group) != wanted:
-        raise ValueError(f"{where}.group_size={group} can't be served: it must be {wanted}")
+        refuse(f"{where}.quant_algo", algo, f"one of {sorted(GROUP_SIZE)}")
+    if group is not None and group != wanted:
+        refuse(f"{where}.group_size", group, str(wanted))
     return "NVFP4" if algo == "NVFP4" else "MXFP8"
 
 

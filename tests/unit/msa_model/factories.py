@@ -1,6 +1,7 @@
 """Small pools, batches and configurations for the tests of this package."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from msa_model.hf_config import MiniMaxM31FlashConfig
 from msa_model.metadata import MAX_SHORT_QUERY_LEN, LongQuery, MSAMetadata
 from msa_model.nano.config import model_config
 from msa_model.pages import STATE_BYTES, LayerPages, SlotPages, key_slot
+from msa_model.published import with_defaults
 from msa_model.reference.nvfp4 import dequantize, quantize
 
 STALE = 0xFF  # an E4M3 scale of these bits is NaN
@@ -17,13 +19,22 @@ STALE = 0xFF  # an E4M3 scale of these bits is NaN
 
 def make_config(**changes: Any) -> MiniMaxM31FlashConfig:
     """The nano config with keys replaced; those of sparse_attention_config and quantization_config by their name."""
+    return MiniMaxM31FlashConfig(**_nano_values(changes))
+
+
+def make_plain(**changes: Any) -> SimpleNamespace:
+    """The same as the preflight has it, which no configuration class has looked at."""
+    return with_defaults(_nano_values(changes))
+
+
+def _nano_values(changes: dict[str, Any]) -> dict[str, Any]:
     values = model_config("float32", 512)
     for key, value in changes.items():
         for section in (values["sparse_attention_config"], values["quantization_config"], values):
             if key in section or section is values:
                 section[key] = value
                 break
-    return MiniMaxM31FlashConfig(**values)
+    return values
 
 
 def make_shape(**changes: Any) -> MSAShape:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def test_without_an_index_every_file_counts_and_with_one_only_those_that_it_name
     assert set(read_headers(tmp_path).tensors) == {"a", "b"}
     write_index(tmp_path, {"a": "1.safetensors"})
     headers = read_headers(tmp_path)
-    assert headers.tensors == {"a": FoundTensor("1.safetensors", (2, 4), "F32")}
+    assert headers.tensors == {"a": FoundTensor("1.safetensors", (2, 4), "F32", 32)}
     assert (headers.num_files, headers.damaged) == (1, {})
 
 
@@ -106,6 +107,42 @@ def test_a_file_that_is_no_safetensors_is_named_and_the_others_are_read(tmp_path
     [(name, reason)] = headers.damaged.items()
     assert name == "2.safetensors"
     assert "header can't be read" in reason
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"shape": [10**30], "data_offsets": [0, 10**30]},
+        {"shape": [10**4000] * 1000, "data_offsets": [0, 4]},
+        {"shape": [1 << 48] * 17 + [0], "data_offsets": [0, 0]},
+        {"shape": [1], "data_offsets": [10**4000, 10**4000 + 4]},
+        {"shape": [-1, -1], "data_offsets": [0, 4]},
+        {"shape": [1.0], "data_offsets": [0, 4]},
+        {"shape": [True], "data_offsets": [0, 4]},
+        {"shape": "1", "data_offsets": [0, 4]},
+        {"shape": [1], "data_offsets": [0, 4], "dtype": ["F32"]},
+        {"shape": [1], "data_offsets": [0, 2, 4]},
+    ],
+    ids=range(10),
+)
+def test_a_size_that_no_tensor_has_is_named_at_once_and_in_few_words(tmp_path: Path, entry: dict[str, Any]) -> None:
+    text = json.dumps({"a": {"dtype": "F32"} | entry}).encode()
+    (tmp_path / "1.safetensors").write_bytes(header_of(text) + bytes(4))
+    [(name, reason)] = read_headers(tmp_path).damaged.items()
+    assert name == "1.safetensors"
+    assert "header can't be read" in reason
+    assert len(reason) < 300
+
+
+@pytest.mark.parametrize("offsets", [[(0, 4), (0, 4)], [(0, 4), (2, 6)], [(0, 4), (6, 8)], [(2, 4), (4, 8)]])
+def test_tensors_that_share_bytes_or_leave_some_are_named(tmp_path: Path, offsets: list[tuple[int, int]]) -> None:
+    """As safetensors would when the weights are loaded."""
+    header = {
+        name: {"dtype": "U8", "shape": [end - start], "data_offsets": [start, end]}
+        for name, (start, end) in zip("ab", offsets, strict=True)
+    }
+    (tmp_path / "1.safetensors").write_bytes(header_of(json.dumps(header).encode()) + bytes(offsets[-1][1]))
+    assert "begins at" in read_headers(tmp_path).damaged["1.safetensors"]
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"weight_map": []}', '{"weight_map": null}'])

@@ -11,7 +11,7 @@ from msa_model.hf_config import MiniMaxM31FlashConfig
 from msa_model.plugin import register
 from msa_model.published import ARCHITECTURE
 from msa_model.quant import METHOD, MSAQuantConfig
-from tests.unit.msa_model.factories import make_config
+from tests.unit.msa_model.factories import make_config, make_plain
 
 
 def make_engine(**changes: Any) -> Any:
@@ -99,6 +99,58 @@ def test_replicas_serve_without_a_connector_and_are_refused_with_one() -> None:
         check_engine_config(make_engine(data_parallel_size=4, kv_transfer_config=object()))
 
 
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        ("rms_norm_eps", (0, -1e-6, 1e-300, 2, float("nan"), float("inf"), "1e-6", None, True)),
+        ("swiglu_limit", (0, -7.0, float("nan"), float("inf"), 1e9, None, "7")),
+        ("swiglu_alpha", (0, -1.702, float("nan"), [1.702])),
+        ("swiglu_beta", (float("nan"), float("inf"), 1e9, None)),
+        ("routed_scaling_factor", (0, -2.0, float("inf"), 10**400, "2")),
+        ("rope_theta", (0, -5e6, float("nan"), float("inf"), {}, 1e30)),
+        ("partial_rotary_factor", (0, float("nan"), 2, None)),
+        ("num_experts_per_tok", (0, -1, 9, 2.0, "2", None, True)),
+        ("max_position_embeddings", (0, -1, 10**12, 8192.0, None)),
+        ("vocab_size", (0, -1, 10**12, 512.0, "512")),
+        ("num_hidden_layers", (0, -4, 4.0, True, 10**12)),
+        ("num_local_experts", (0, -8, 10**12, 8.0, None)),
+        ("n_shared_experts", (-1, 1.0, 10**12, None)),
+        ("hidden_size", (0, -256, 256.0, 10**30)),
+        ("intermediate_size", (0, 128.0, 10**12)),
+        ("dense_intermediate_size", (0, "512", 10**12)),
+        ("num_attention_heads", (0, 16.0, 10**12)),
+        ("num_key_value_heads", (0, -4, None)),
+        ("head_dim", (128.0, "128", None)),
+        ("rotary_dim", (0, 64.0)),
+        ("use_qk_norm", ("false", 1, None)),
+        ("attention_output_gate", ("false", None)),
+        ("moe_layer_freq", (3, None, "0111", [0, 1, 1, 2], ["0", "1", "1", "1"])),
+        ("dtype", ("float8", 5)),
+        ("rope_parameters", ("linear", [1])),
+        ("sparse_attention_config", (None, [], "x")),
+        ("use_sparse_attention", (False, "true")),
+        ("sparse_topk_blocks", (0, 4.0, "4", None, 10**9)),
+        ("sparse_local_block", (None, 1.0)),
+        ("sparse_attention_freq", (1, [], "1111", [[1]] * 4)),
+        ("sparse_disable_index_value", (1, [1], ["1"] * 4)),
+    ],
+)
+def test_a_value_of_another_kind_or_beyond_its_bounds_is_refused_by_key_with_what_is_allowed(
+    key: str, values: tuple[Any, ...]
+) -> None:
+    for value in values:
+        config = make_plain(**{key: value})
+        with pytest.raises(ValueError, match=rf"{key}=.* can't be served: it must be \S") as refused:
+            check_model_config(config)
+        assert len(str(refused.value)) < 300
+
+
+def test_more_experts_than_names_can_be_listed_of_are_refused_at_once() -> None:
+    config = make_plain(num_hidden_layers=500, moe_layer_freq=[1] * 500, num_local_experts=1000)
+    with pytest.raises(ValueError, match=r"num_local_experts=1000 .* 1 to 131 on 500 layers"):
+        check_model_config(config)
+
+
 def test_layers_without_an_index_branch_are_dense_and_have_no_slot_of_index_keys() -> None:
     config = make_config(sparse_attention_freq=[0, 1, 0, 1], sparse_disable_index_value=[0, 1, 0, 1])
     shape = MSAShape.from_config(config, 1)
@@ -121,7 +173,8 @@ def test_ranks_that_cut_a_group_of_an_expert_are_refused_unless_experts_stay_who
 
 def test_ranks_that_cut_a_group_of_a_projection_are_refused() -> None:
     layers = {"*.experts.*": {"quant_algo": "NVFP4"}, "*shared_experts*": {"quant_algo": "MXFP8"}}
-    config = make_config(quantization_config={"quant_algo": "MIXED_PRECISION", "quantized_layers": layers})
+    mixed = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    config = make_config(quantization_config=mixed)
     check_cuts(config, 4, 1)
     with pytest.raises(ValueError, match=r"8 .*shared_experts"):
         check_cuts(config, 8, 1)

@@ -95,6 +95,15 @@ def test_calibrated_cache_scales_are_left_out_and_said_to_be(
     assert text.startswith("1 calibrated cache scales")
 
 
+def test_a_draft_module_is_left_out_and_said_to_be(
+    model: tuple[nn.Module, Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(loading.logger, "info", lambda text, *args: said.append(text % args))
+    load_weights(model[0], 2, weights([*ALL, "mtp.0.a", "model.mtp.1.b"]))
+    assert said == ["2 tensors of a draft module (mtp) are not loaded"]
+
+
 def test_a_parameter_without_a_weight_is_refused_by_name(model: tuple[nn.Module, Record]) -> None:
     with pytest.raises(ValueError, match=r"lacks 1 .*norm\.weight"):
         load_weights(model[0], 2, weights(ALL[:-1]))

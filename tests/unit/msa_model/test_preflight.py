@@ -99,7 +99,32 @@ def test_spellings_that_mean_the_same_pass(tmp_path: Path, values: dict[str, Any
 def test_a_drafter_and_calibrated_cache_scales_are_told_but_stop_nobody(tmp_path: Path, values: dict[str, Any]) -> None:
     extra = {"mtp.layers.0.norm.weight": ((4,), "F32", 16), "model.layers.0.self_attn.k_proj.k_scale": ((), "F32", 4)}
     assert set(changed(tmp_path, values, lambda entries: entries.update(extra))) == {"ignored"}
-    assert check_folder(tmp_path).is_good
+    report = check_folder(tmp_path)
+    assert report.is_good
+    assert report.as_json()["num_ignored_bytes"] == report.num_ignored_bytes == 20
+    assert "ignored: 2 tensors, 20 bytes" in report.as_text(tmp_path)
+    assert "mtp.layers.0.norm.weight: 16 bytes in model.safetensors" in report.as_text(tmp_path)
+
+
+def test_names_that_can_not_be_printed_are_told_all_the_same(
+    tmp_path: Path, values: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Half a character, and what would clear a screen or begin a line of its own."""
+    names = ("\ud800.weight", "\x1b[2J.weight", "a\nmissing: none")
+    changed(tmp_path, values, lambda entries: entries.update({name: ((4,), "F32", 16) for name in names}))
+    assert main([str(tmp_path)]) == 1
+    out = capfd.readouterr().out
+    assert out.isascii()
+    assert all(name in out for name in (r"\ud800.weight", r"\x1b[2J.weight", r"a\nmissing: none"))
+
+
+def test_sizes_of_a_checkpoint_that_can_not_be_loaded_come_with_the_reason(
+    tmp_path: Path, values: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path), "--sizes", "--json"]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["total"]["num_bytes"] > 0
+    assert "the folder has no .safetensors file" in told.err
 
 
 @pytest.mark.parametrize(
@@ -107,10 +132,10 @@ def test_a_drafter_and_calibrated_cache_scales_are_told_but_stop_nobody(tmp_path
     [
         ({"head_dim": 64}, "head_dim=64"),
         ({"model_type": "llama"}, "model_type is 'llama'"),
-        ({"moe_layer_freq": 3}, "len()"),
-        ({"sparse_attention_config": {}}, "sparse_topk_blocks"),
-        ({"quantization_config": {"quant_algo": "NVFP4"}}, "self_attn"),
-        ({"quantization_config": {"quant_algo": "FP8"}}, "quant_algo='FP8'"),
+        ({"moe_layer_freq": 3}, "moe_layer_freq=3"),
+        ({"sparse_attention_config": {}}, "sparse_attention_config.sparse_block_size=None"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "self_attn"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, "quant_algo='FP8'"),
         ({"quantization_config": None}, "quantization_config=None"),
     ],
 )
@@ -138,10 +163,10 @@ def test_projections_that_are_fused_must_be_stored_alike(tmp_path: Path, values:
 def test_the_full_size_is_compared_from_what_headers_say() -> None:
     """As many tensors as the published checkpoint has."""
     expected = expected_tensors(with_defaults({"quantization_config": published_quantization()}))
-    headers = Headers({t.name: FoundTensor("f", t.shape, t.dtypes[0]) for t in expected.values()})
+    headers = Headers({t.name: FoundTensor("f", t.shape, t.dtypes[0], t.num_bytes) for t in expected.values()})
     gone, odd = "model.layers.59.block_sparse_moe.experts.127.w3.input_scale", "model.layers.30.self_attn.o_proj.weight"
     del headers.tensors[gone]
-    headers.tensors[odd] = FoundTensor("f", (6144, 8191), "F8_E4M3")
+    headers.tensors[odd] = FoundTensor("f", (6144, 8191), "F8_E4M3", 6144 * 8191)
     report = Report()
     compare(expected, headers, report)
     assert (report.num_expected, report.num_found) == (89_109, 89_108)

@@ -57,6 +57,26 @@ def test_half_precision_on_cuda_runs_in_vllms_methods() -> None:
 
 
 @pytest.mark.usefixtures("on_cuda")
+def test_float16_runs_in_vllms_methods_but_where_they_take_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's MXFP8 method names bfloat16 alone."""
+    said: list[str] = []
+    monkeypatch.setattr(quant.logger, "info_once", lambda text, *args: said.append(text % args))
+    experts, *linears = methods(torch.float16)
+    assert experts == ("vLLM's NVFP4", 16)
+    assert [type(method) for method in linears] == [TorchMxFp8LinearMethod] * 3
+    assert said[0] == "NVFP4: quantised weights run in vLLM's ModelOpt kernels"
+    assert said[1].startswith(
+        "MXFP8: quantised weights are decoded to torch.float16 and run in plain torch: kernels take"
+    )
+
+
+def test_vllms_methods_take_the_activations_that_they_are_given() -> None:
+    config = MSAQuantConfig.from_config(published_quantization())
+    assert set(quant.KERNEL_DTYPES["MXFP8"]) == set(config.mxfp8.get_supported_act_dtypes())
+    assert set(quant.KERNEL_DTYPES["NVFP4"]) <= set(config.nvfp4.get_supported_act_dtypes())
+
+
+@pytest.mark.usefixtures("on_cuda")
 def test_float32_on_cuda_runs_in_plain_torch() -> None:
     """No kernel takes such activations."""
     assert [type(method) for method in methods(torch.float32)] == [

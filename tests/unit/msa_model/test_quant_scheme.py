@@ -9,14 +9,16 @@ from msa_model.published import published_quantization
 from msa_model.quant_scheme import QuantScheme
 
 LAYER = "model.layers.7"
+MODELOPT: dict[str, Any] = {"quant_method": "modelopt"}
+MIXED = {"quant_algo": "MIXED_PRECISION"}
 
 
 def mixed(layers: dict[str, Any], **more: Any) -> QuantScheme:
-    return QuantScheme({"quant_algo": "mixed_precision", "quantized_layers": layers} | more)
+    return QuantScheme(MODELOPT | {"quant_algo": "mixed_precision", "quantized_layers": layers} | more)
 
 
 def test_nvfp4_is_all_that_is_not_named() -> None:
-    scheme = QuantScheme({"quant_algo": "NVFP4", "ignore": ["lm_head", "*self_attn*", f"{LAYER}.mlp"]})
+    scheme = QuantScheme(MODELOPT | {"quant_algo": "NVFP4", "ignore": ["lm_head", "*self_attn*", f"{LAYER}.mlp"]})
     formats = [scheme.format_of(f"{LAYER}.{name}") for name in ("mlp.up_proj", "self_attn.o_proj", "mlp2.up_proj")]
     assert formats == [None, None, "NVFP4"]
     assert scheme.format_of("lm_head") is None
@@ -61,20 +63,50 @@ def test_a_model_without_quantisation_has_no_scheme() -> None:
 @pytest.mark.parametrize(
     ("settings", "key"),
     [
-        ({}, r"quant_algo=''"),
+        ({}, r"quantization_config\.quant_algo=None"),
+        ({"quant_algo": 4}, r"quantization_config\.quant_algo=4"),
         ({"quant_algo": "FP8"}, r"quant_algo='FP8'"),
         ({"quant_algo": "NVFP4", "group_size": 32}, r"quantization_config\.group_size=32"),
-        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "W4A8"}}}, r"\['a'\]\.quant_algo"),
-        ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {}}}, r"\['a'\]\.quant_algo"),
+        ({"quant_algo": "NVFP4", "group_size": "abc"}, r"quantization_config\.group_size='abc'"),
+        ({"quant_algo": "NVFP4", "group_size": [16]}, r"quantization_config\.group_size=\[16\]"),
+        ({"quant_algo": "NVFP4", "ignore": "lm_head"}, r"quantization_config\.ignore='lm_head'"),
+        ({"quant_algo": "NVFP4", "exclude_modules": [1]}, r"quantization_config\.exclude_modules=\[1\]"),
+        (MIXED, r"quantization_config\.quantized_layers=None"),
+        (MIXED | {"quantized_layers": ["a"]}, r"quantization_config\.quantized_layers=\['a'\]"),
+        (MIXED | {"quantized_layers": {"a": "NVFP4"}}, r"quantized_layers\['a'\]='NVFP4'"),
+        (MIXED | {"quantized_layers": {"a": {"quant_algo": "W4A8"}}}, r"\['a'\]\.quant_algo='W4A8'"),
+        (MIXED | {"quantized_layers": {"a": {}}}, r"\['a'\]\.quant_algo=None"),
+        (MIXED | {"quantized_layers": {"a": {"quant_algo": "MXFP8", "group_size": 16}}}, r"\['a'\]\.group_size=16"),
+        ({"quantization": []}, r"quantization_config\.quantization=\[\]"),
+        ({"quantization": {"quant_algo": 4}}, r"quantization_config\.quantization\.quant_algo=4"),
+        ({"producer": ["modelopt"], "quant_algo": "NVFP4"}, r"quantization_config\.producer="),
         (
-            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"a": {"quant_algo": "MXFP8", "group_size": 16}}},
-            r"\['a'\]\.group_size=16",
+            {"quant_method": "compressed-tensors", "quant_algo": "NVFP4"},
+            r"quant_method='compressed-tensors' .*modelopt",
         ),
+        ({"quant_method": None, "quant_algo": "NVFP4"}, r"quant_method=None"),
+        ({"quant_method": 4, "quant_algo": "NVFP4"}, r"quant_method=4"),
     ],
 )
 def test_what_is_not_understood_is_refused_by_key(settings: dict[str, Any], key: str) -> None:
     with pytest.raises(ValueError, match=key):
-        QuantScheme(settings)
+        QuantScheme(MODELOPT | settings)
+
+
+@pytest.mark.parametrize("quantization", [[], "modelopt", 4])
+def test_a_configuration_that_is_no_object_is_refused_by_key(quantization: Any) -> None:
+    with pytest.raises(ValueError, match=r"quantization_config=.* must be an object"):
+        QuantScheme(quantization)
+
+
+def test_a_method_must_be_named_unless_the_settings_are_modelopts_own_file() -> None:
+    """vLLM knows the method by its name, and gives it to the latter alone."""
+    with pytest.raises(ValueError, match="quant_method=None"):
+        QuantScheme({"quant_algo": "NVFP4", "producer": {"name": "modelopt"}})
+    with pytest.raises(ValueError, match="quant_method=None"):
+        QuantScheme({"quantization": {"quant_algo": "NVFP4"}})
+    for method in ("modelopt", "ModelOpt_fp4"):
+        assert QuantScheme({"quant_method": method, "quant_algo": "NVFP4"}).format_of("a") == "NVFP4"
 
 
 def test_the_published_checkpoint_has_nvfp4_experts_and_mxfp8_projections() -> None:

@@ -1,5 +1,6 @@
 """A checkpoint or setting that can't be served is named before weights are loaded; vLLM's own models are left alone."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,18 @@ def test_an_argument_for_a_cache_that_there_is_not_is_refused(nano: Path, args: 
     with pytest.raises(WrongModel, match=key):
         check_checkpoint(worker(nano, *args))
     check_checkpoint(worker(nano, "--block-size", "128", "--kv-cache-dtype", "nvfp4"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("rms_norm_eps", 0), ("num_local_experts", 10**12), ("quantization_config", {"quant_method": 1})]
+)
+def test_a_value_that_no_model_has_is_refused_by_its_key(nano: Path, key: str, value: Any) -> None:
+    write_config(nano, **{key: value})
+    with pytest.raises(WrongModel, match=key):
+        check_checkpoint(worker(nano))
+    write_config(nano)
+    with pytest.raises(WrongModel, match=key):
+        check_checkpoint(worker(nano, "--hf-overrides", json.dumps({key: value})))
 
 
 def test_overridden_keys_are_those_that_are_checked(nano: Path) -> None:

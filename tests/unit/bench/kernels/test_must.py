@@ -96,8 +96,23 @@ def test_a_demand_without_a_case_is_not_kept() -> None:
     result["cases"] = [c for c in result["cases"] if c["op"] != "index" or c["query_rows"] == 1]
     with pytest.raises(ValueError, match="8 rows"):
         verdicts(result)
-    with pytest.raises(ValueError, match="anything"):
+    with pytest.raises(ValueError, match=r"no case shows: attention: .*; index: "):
         verdicts({"cases": []})
+
+
+@pytest.mark.parametrize("op", ["index", "attention"])
+def test_an_op_that_was_left_out_fails_the_check_and_its_demands_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], op: str
+) -> None:
+    result = good_result()
+    result["cases"] = [c for c in result["cases"] if c["op"] != op]
+    file = tmp_path / "result.json"
+    file.write_text(json.dumps(result))
+    assert main(["--check", str(file)]) == 1
+    out = capsys.readouterr().out
+    assert out.startswith("FAIL: no case shows: ")
+    assert all(demand.startswith(op) for demand in out.removeprefix("FAIL: no case shows: ").split("; "))
+    assert f"{op}: times as fast as upstream's best, batch 8 and up" in out
 
 
 def test_ops_without_demands_are_left_alone() -> None:

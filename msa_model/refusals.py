@@ -1,0 +1,36 @@
+"""How a value that can't be served is refused: by its key, with the value and what is allowed. Pure."""
+
+from typing import NoReturn, TypeGuard
+
+MAX_SHOWN = 80
+
+
+def require(holds: bool, key: str, value: object, wanted: str) -> None:
+    """Raise ValueError, naming ``key``, unless ``holds``."""
+    if not holds:
+        refuse(key, value, wanted)
+
+
+def refuse(key: str, value: object, wanted: str) -> NoReturn:
+    """Raise ValueError that says which ``key`` has which ``value``, and what it must be."""
+    raise ValueError(f"{key}={_shown(value)} can't be served: it must be {wanted}")
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number as JSON means it: neither 2.0 nor true."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def printable(text: str) -> str:
+    """``text`` as any terminal and any log can have it: names of others' files may hold line ends, escape sequences or
+    halves of characters.
+    """
+    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no whole number of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
