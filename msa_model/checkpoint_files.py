@@ -10,7 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from msa_model.refusals import is_whole, printable
+from msa_model.refusals import is_whole, printable, shown
 
 INDEX = "model.safetensors.index.json"
 # What reading JSON of unknown origin, and taking it for what it should be, can raise.
@@ -85,13 +85,22 @@ def _read_index(folder: Path, headers: Headers) -> dict[str, str]:
         return {}
     try:
         weight_map = json.loads(read_text(path))["weight_map"]
-        named = {str(tensor): str(file) for tensor, file in weight_map.items()}
+        named = dict(weight_map.items())
+        odd = [file for file in named.values() if not _is_beside(file)]
     except UNREADABLE as error:
         headers.damaged[INDEX] = f"it has no weight_map that can be read ({type(error).__name__})"
         return {}
-    if not named:
-        headers.damaged[INDEX] = "its weight_map names no tensor"
+    if not named or odd:
+        headers.damaged[INDEX] = (
+            f"it names {shown(odd[0])}, no .safetensors file beside it" if odd else "it names no tensor"
+        )
+        return {}
     return named
+
+
+def _is_beside(file: object) -> bool:
+    """Whether vLLM would find it: it looks at this folder's own files alone."""
+    return isinstance(file, str) and file.endswith(".safetensors") and "/" not in file
 
 
 def _entries(path: Path, headers: Headers) -> Iterator[tuple[str, FoundTensor]]:

@@ -146,7 +146,12 @@ def _check_quantization(config: Any) -> None:
 def _check_groups(module: str, inputs: int, stored: str | None) -> None:
     if stored is not None:
         group = GROUP_SIZE[stored]
-        require(inputs % group == 0, f"inputs of {module}", inputs, f"a multiple of {group}, which share a scale")
+        require(
+            inputs % group == 0,
+            f"inputs of {module}",
+            inputs,
+            f"a multiple of {group}, which share a scale (hidden_size and others)",
+        )
 
 
 def check_engine_config(vllm_config: Any) -> None:

@@ -61,10 +61,15 @@ def check_values(config: Any) -> None:
         require(getattr(config, key, None) == word, key, getattr(config, key, None), repr(word))
     layers, experts = config.num_hidden_layers, config.num_local_experts
     freq = config.moe_layer_freq
-    require(is_pattern(freq, layers), "moe_layer_freq", freq, f"a list of {layers} times 0 or 1")
+    require(is_pattern(freq, layers), "moe_layer_freq", freq, f"a list of num_hidden_layers={layers} times 0 or 1")
     most = MAX_ROUTED_EXPERTS // max(1, sum(freq))
     check_whole("num_local_experts", experts, 1, most, f" on {sum(freq)} layers")
     check_whole("num_experts_per_tok", config.num_experts_per_tok, 1, experts, ", num_local_experts")
+    for key in ("bos_token_id", "eos_token_id"):
+        given = getattr(config, key, None)
+        ids = given if isinstance(given, list) else [] if given is None else [given]
+        are_tokens = all(is_whole(token) and 0 <= token < config.vocab_size for token in ids)
+        require(are_tokens, key, given, f"null, or whole numbers from 0 to vocab_size - 1 = {config.vocab_size - 1}")
     for key in ("dtype", "torch_dtype"):
         # transformers makes a torch.dtype of it.
         dtype = getattr(config, key, None)
@@ -86,7 +91,7 @@ def check_sparse_values(sparse: Any, num_layers: int) -> None:
     for key in ("sparse_attention_freq", "sparse_disable_index_value"):
         value = sparse.get(key)
         is_right = value is None or is_pattern(value, num_layers)
-        require(is_right, f"{section}.{key}", value, f"a list of {num_layers} times 0 or 1")
+        require(is_right, f"{section}.{key}", value, f"a list of num_hidden_layers={num_layers} times 0 or 1")
 
 
 def check_whole(key: str, value: object, least: int, most: int, why: str = "") -> None:

@@ -17,7 +17,8 @@ from msa_model.checkpoint_sizes import describe_sizes, sizes_of
 from msa_model.checkpoint_tensors import ExpectedTensor, expected_tensors
 from msa_model.config import check_model_config
 from msa_model.preflight_report import Report
-from msa_model.published import MODEL_TYPE, published_quantization, with_defaults
+from msa_model.published import ARCHITECTURE, MODEL_TYPE, published_quantization, with_defaults
+from msa_model.refusals import require, shown
 
 
 def check_folder(folder: Path, *, is_config_only: bool = False, overrides: dict[str, Any] | None = None) -> Report:
@@ -34,6 +35,9 @@ def check_folder(folder: Path, *, is_config_only: bool = False, overrides: dict[
     config = with_defaults(values | (overrides or {}))
     try:
         check_model_config(config)
+        # vLLM takes the first of them for the model, whatever its type, and none where there is none.
+        architectures = getattr(config, "architectures", None)
+        require(architectures == [ARCHITECTURE], "architectures", architectures, f"[{ARCHITECTURE!r}]")
         # What a check stumbles over where a key is of another kind than it should be counts like what it finds.
         expected = expected_tensors(config)
     except UNREADABLE as error:
@@ -54,7 +58,7 @@ def read_config(folder: Path, report: Report) -> dict[str, Any] | None:
         return None
     model_type = values.get("model_type") if isinstance(values, dict) else None
     if model_type != MODEL_TYPE:
-        report.add("config", path.name, f"model_type is {model_type!r}, not {MODEL_TYPE!r}")
+        report.add("config", path.name, f"model_type is {shown(model_type)}, not {MODEL_TYPE!r}")
         return None
     return dict(values)
 

@@ -30,6 +30,8 @@ class QuantScheme:
         ignore = "ignore" if "ignore" in settings else "exclude_modules"
         self._ignored = _Names(dict.fromkeys(_names_in(f"{where}.{ignore}", settings.get(ignore))))
         self.algo = _algo_in(where, settings)
+        self.cache = _cache_of(where, settings, quantization)
+        """The key that gives a format for the cache, which vLLM goes by where it is told none, and the format."""
         if self.algo == MIXED:
             key, layers = f"{where}.quantized_layers", settings.get("quantized_layers")
             if not isinstance(layers, dict):
@@ -69,6 +71,19 @@ def _settings_of(quantization: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if not isinstance(settings, dict):
         refuse(f"{KEY}.quantization", settings, "an object")
     return f"{KEY}.quantization", settings
+
+
+def _cache_of(where: str, settings: dict[str, Any], quantization: dict[str, Any]) -> tuple[str, str]:
+    """In the order in which vLLM looks; a format that it doesn't know is none."""
+    for name in ("kv_cache_scheme", "kv_cache_quant_algo"):
+        for place, section in ((where, settings), (KEY, quantization)):
+            given = section.get(name)
+            if isinstance(given, dict):
+                is_fp8 = (given.get("type"), given.get("num_bits"), given.get("dynamic")) == ("float", 8, False)
+                given = "FP8" if is_fp8 else None
+            if given:
+                return f"{place}.{name}", str(given).upper()
+    return "", ""
 
 
 def _names_in(key: str, names: object) -> list[str]:

@@ -13,7 +13,7 @@ def require(holds: bool, key: str, value: object, wanted: str) -> None:
 
 def refuse(key: str, value: object, wanted: str) -> NoReturn:
     """Raise ValueError that says which ``key`` has which ``value``, and what it must be."""
-    raise ValueError(f"{key}={_shown(value)} can't be served: it must be {wanted}")
+    raise ValueError(f"{key}={shown(value)} can't be served: it must be {wanted}")
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -28,7 +28,8 @@ def printable(text: str) -> str:
     return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """``value`` as Python writes it, cut off where a line ends to be one."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no whole number of more than 4300 digits

@@ -19,6 +19,8 @@ from msa_model.config import (
 )
 from msa_model.preflight import check_folder
 from msa_model.published import MODEL_TYPE, with_defaults
+from msa_model.quant_scheme import QuantScheme
+from msa_model.refusals import require
 from vllm_engine.args import last_value
 from wire.worker_config import WorkerConfig
 
@@ -52,13 +54,27 @@ def check_checkpoint(config: WorkerConfig) -> None:
             f"{folder} can't be loaded: {report.reason()} (`python -m msa_model.preflight {folder}` tells more)"
         )
     with _as_wrong_model():
-        ranks = config.parallelism
-        check_ranks(with_defaults(values | overrides), ranks.tp_size, ranks.dp_size, has_whole_experts=ranks.enable_ep)
+        ranks, model = config.parallelism, with_defaults(values | overrides)
+        check_ranks(model, ranks.tp_size, ranks.dp_size, has_whole_experts=ranks.enable_ep)
         # Told at once, where check_plan would tell it after the engine's imports.
-        check_cache_dtype(last_value("--kv-cache-dtype", config.extra_vllm_args) or KV_CACHE_DTYPES[0])
+        cache_dtype = last_value("--kv-cache-dtype", config.extra_vllm_args) or KV_CACHE_DTYPES[0]
+        check_cache_dtype(cache_dtype)
+        if cache_dtype == "auto":
+            _check_own_cache(model)
+        most = model.max_position_embeddings
+        why = f"{most} at most, the model's max_position_embeddings"
+        require(config.max_model_len <= most, "max_model_len", config.max_model_len, why)
         block_size = last_value("--block-size", config.extra_vllm_args)
         if block_size is not None and block_size.isdecimal():
             check_block_size(int(block_size))
+
+
+def _check_own_cache(model: Any) -> None:
+    """ValueError if the checkpoint has a format for its cache that vLLM would go by and that there is not."""
+    scheme = QuantScheme.of(model)
+    key, stored = scheme.cache if scheme else ("", "")
+    wanted = "NVFP4; or `--kv-cache-dtype nvfp4` in extra_vllm_args, which counts more"
+    require(stored != "FP8", key, stored, wanted)
 
 
 def check_plan(planned: Any) -> None:

@@ -152,3 +152,12 @@ def test_an_index_that_can_not_be_read_is_named(tmp_path: Path, text: str) -> No
     headers = read_headers(tmp_path)
     assert set(headers.damaged) == {"model.safetensors.index.json"}
     assert set(headers.tensors) == {"a"}
+
+
+@pytest.mark.parametrize("file", ["more/1.safetensors", "../1.safetensors", "1.bin", 1, None, ["1.safetensors"]])
+def test_a_file_that_the_loader_would_not_look_for_is_named(tmp_path: Path, file: Any) -> None:
+    write_file(tmp_path / "1.safetensors", A)
+    write_index(tmp_path, {"a": "1.safetensors", "b": file})
+    [(name, reason)] = read_headers(tmp_path).damaged.items()
+    assert name == "model.safetensors.index.json"
+    assert f"it names {file!r}" in reason

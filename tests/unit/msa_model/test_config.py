@@ -126,6 +126,8 @@ def test_replicas_serve_without_a_connector_and_are_refused_with_one() -> None:
         ("attention_output_gate", ("false", None)),
         ("moe_layer_freq", (3, None, "0111", [0, 1, 1, 2], ["0", "1", "1", "1"])),
         ("dtype", ("float8", 5)),
+        ("eos_token_id", ("x", -1, 512, 1.0, [1, None], {})),
+        ("bos_token_id", (True, [[0]])),
         ("rope_parameters", ("linear", [1])),
         ("sparse_attention_config", (None, [], "x")),
         ("use_sparse_attention", (False, "true")),

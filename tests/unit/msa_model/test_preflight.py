@@ -132,6 +132,9 @@ def test_sizes_of_a_checkpoint_that_can_not_be_loaded_come_with_the_reason(
     [
         ({"head_dim": 64}, "head_dim=64"),
         ({"model_type": "llama"}, "model_type is 'llama'"),
+        ({"model_type": ["llama"] * 1000}, "...,"),
+        ({"architectures": None}, "architectures=None"),
+        ({"architectures": ["LlamaForCausalLM", "MiniMaxM31FlashForCausalLM"]}, "architectures=['LlamaForCausalLM'"),
         ({"moe_layer_freq": 3}, "moe_layer_freq=3"),
         ({"sparse_attention_config": {}}, "sparse_attention_config.sparse_block_size=None"),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, "self_attn"),

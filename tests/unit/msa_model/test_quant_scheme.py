@@ -49,6 +49,26 @@ def test_a_name_is_no_prefix_of_another() -> None:
     assert mixed({"model.layers.1": {"quant_algo": "MXFP8"}}).format_of("model.layers.11.o_proj") is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "cache"),
+    [
+        ({}, ("", "")),
+        ({"kv_cache_scheme": None, "kv_cache_quant_algo": "fp8"}, ("quantization_config.kv_cache_quant_algo", "FP8")),
+        (
+            {"kv_cache_scheme": {"type": "float", "num_bits": 8, "dynamic": False}},
+            ("quantization_config.kv_cache_scheme", "FP8"),
+        ),
+        ({"kv_cache_scheme": {"num_bits": [8]}}, ("", "")),
+        (
+            {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}},
+            ("quantization_config.quantization.kv_cache_quant_algo", "FP8"),
+        ),
+    ],
+)
+def test_the_format_of_the_cache_is_told_with_its_key(settings: dict[str, Any], cache: tuple[str, str]) -> None:
+    assert QuantScheme(MODELOPT | {"quant_algo": "NVFP4"} | settings).cache == cache
+
+
 def test_settings_may_lie_one_level_deeper() -> None:
     inner = {"quant_algo": "NVFP4", "exclude_modules": ["a"]}
     scheme = QuantScheme({"producer": {"name": "modelopt"}, "quantization": inner})

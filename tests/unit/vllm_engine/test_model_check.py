@@ -76,6 +76,24 @@ def test_a_value_that_no_model_has_is_refused_by_its_key(nano: Path, key: str, v
         check_checkpoint(worker(nano, "--hf-overrides", json.dumps({key: value})))
 
 
+def test_a_checkpoint_with_another_cache_is_refused_unless_this_models_is_asked_for(nano: Path) -> None:
+    """vLLM would go by what the checkpoint says."""
+    mixed = model_config("float32", 512)["quantization_config"]
+    write_config(nano, quantization_config=mixed | {"kv_cache_quant_algo": "FP8"})
+    for args in ([], ["--kv-cache-dtype", "auto"]):
+        with pytest.raises(WrongModel, match=r"kv_cache_quant_algo='FP8' .* `--kv-cache-dtype nvfp4`"):
+            check_checkpoint(worker(nano, *args))
+    check_checkpoint(worker(nano, "--kv-cache-dtype", "nvfp4"))
+    write_config(nano, quantization_config=mixed | {"kv_cache_quant_algo": "NVFP4"})
+    check_checkpoint(worker(nano))
+
+
+def test_more_tokens_than_the_model_has_positions_for_are_refused(nano: Path) -> None:
+    write_config(nano, max_position_embeddings=8191)
+    with pytest.raises(WrongModel, match=r"max_model_len=8192 .* 8191 at most"):
+        check_checkpoint(worker(nano))
+
+
 def test_overridden_keys_are_those_that_are_checked(nano: Path) -> None:
     with pytest.raises(WrongModel, match="head_dim=64"):
         check_checkpoint(worker(nano, "--hf-overrides", '{"head_dim": 64}'))
