@@ -33,7 +33,8 @@ def _byte_values(device: torch.device) -> torch.Tensor:
 
     Cached per device, as a copy from the host is illegal while a CUDA graph is captured.
     """
-    signed = torch.tensor([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)])
+    # Of a dtype of its own, as vLLM makes the default that of the model while weights are loaded.
+    signed = torch.tensor([*E2M1_MAGNITUDES, *(-m for m in E2M1_MAGNITUDES)], dtype=torch.float32)
     byte = torch.arange(256)
     pairs = torch.stack([signed[byte & 15], signed[byte >> 4]], dim=-1)
     return pairs.view(torch.float64).flatten().to(device)

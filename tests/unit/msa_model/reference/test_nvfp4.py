@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msa_model.reference.nvfp4 import GROUP, dequantize, nvfp4_bytes, quantize, round_to_e4m3
+from msa_model.reference.nvfp4 import GROUP, _byte_values, dequantize, nvfp4_bytes, quantize, round_to_e4m3
 
 MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 # By the definition of E4M3: exponent 1-15 with bias 7, three fraction bits, 0x7F is NaN; exponent 0 is subnormal.
@@ -28,6 +28,23 @@ def unpack(data: torch.Tensor) -> list[int]:
 def test_a_head_vector_takes_72_bytes() -> None:
     data, scale = quantize(torch.randn(3, 128))
     assert nvfp4_bytes(128) == data.shape[-1] + scale.shape[-1] == 72
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_decoding_does_not_depend_on_what_floats_torch_makes_by_default(dtype: torch.dtype) -> None:
+    """vLLM makes that the model's while it loads weights."""
+    data, scale = quantize(torch.randn(2, 32))
+    expected = dequantize(data, scale)
+    before = torch.get_default_dtype()
+    _byte_values.cache_clear()
+    torch.set_default_dtype(dtype)
+    try:
+        decoded = dequantize(data, scale)
+    finally:
+        torch.set_default_dtype(before)
+        _byte_values.cache_clear()
+    assert decoded.dtype == torch.float32
+    assert torch.equal(decoded, expected)
 
 
 @pytest.mark.parametrize("scale_byte", range(127))
