@@ -39,7 +39,9 @@ class Specimen:
     num_warps: int
     num_stages: int = 3
     loop_values: int = 0
-    """NVFP4 values that a program decodes in one turn of its main loop; 0 for kernels that decode none."""
+    """Values that a program decodes or encodes in one turn of its main loop; 0 where that is not counted."""
+    decodes_nvfp4: bool = True
+    """Whether those values are NVFP4, for which sm_100 and sm_103 have an instruction."""
     may_spill: bool = False
 
 

@@ -25,10 +25,10 @@ def quantize(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     # By a tensor, as GPUs would multiply by a number's inverse; made on the device, as CUDA graphs copy nothing there.
     mantissa, exponent = torch.frexp(largest / largest.new_full((), E4M3_MAX))
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent)
-    is_number = largest.isfinite()
-    scale = torch.where(is_number, (exponent + E8M0_BIAS).clamp(0, 254), E8M0_NAN).to(torch.uint8)
+    is_lost = ~largest.isfinite()
+    scale = (exponent + E8M0_BIAS).clamp(0, 254).masked_fill(is_lost, E8M0_NAN).to(torch.uint8)
     inverse = (2 * E8M0_BIAS - scale).view(torch.float8_e8m0fnu).float().unsqueeze(-1)
-    values = torch.where(is_number.unsqueeze(-1), groups * inverse, torch.nan).to(torch.float8_e4m3fn)
+    values = (groups * inverse).masked_fill(is_lost.unsqueeze(-1), torch.nan).to(torch.float8_e4m3fn)
     return values.flatten(-2), scale
 
 

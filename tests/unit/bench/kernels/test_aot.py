@@ -51,3 +51,9 @@ def test_what_must_hold_of_machine_code_is_held(change: dict[str, object], failu
     decode = all_specimens("sm_100")[0]
     assert decode.loop_values
     assert failures_of(decode, replace(GOOD, **change)) == failure  # type: ignore[arg-type]
+
+
+def test_qmul4_is_asked_only_of_what_decodes_nvfp4() -> None:
+    (encode,) = [specimen for specimen in all_specimens("sm_100") if specimen.name == "MXFP8 rows, encode"]
+    assert encode.loop_values
+    assert not failures_of(encode, replace(GOOD, num_qmul4=0))

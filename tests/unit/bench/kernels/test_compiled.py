@@ -30,6 +30,11 @@ def test_code_without_a_loop_is_counted_whole() -> None:
     assert main_loop(["A", "BRA `(.L_x_2)", ".L_x_2:"], BRANCH) == ["A", "BRA `(.L_x_2)", ".L_x_2:"]
 
 
+def test_the_branch_to_itself_behind_the_last_instruction_is_no_loop() -> None:
+    lines = ["A", "EXIT", ".L_x_0:", "BRA `(.L_x_0)"]
+    assert main_loop(lines, BRANCH) == lines
+
+
 @pytest.mark.parametrize(
     ("line", "name"),
     [("@!P3 LOP3.LUT R2, R4, 0x7, RZ, 0xc0, !PT", "LOP3"), ("@UP0 ULEA.HI.X UR5", "ULEA"), ("LDL R3, [R1]", "LDL")],
