@@ -31,6 +31,8 @@ SPEAKERS = {
         "kv_transfer/decode_side.py",
         "kv_transfer/settings.py",
         "bench/transfer/vllm_peer.py",  # drives vLLM's own connector
+        "bench/prefill/rank*.py",  # run a rank's model without an engine
+        "bench/prefill/lone_rank.py",
     ],
     "zmq": ["kv_transfer/side_channel.py"],
     "msgspec": ["kv_transfer/handshake.py", "vllm_engine/handoff_guard.py", "bench/transfer/vllm_peer.py"],

@@ -1,0 +1,161 @@
+"""What one rank does in one run: build the model for every way, compare the ways, time them, trace them."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from vllm.distributed import get_tp_group
+
+from bench.prefill import lone_rank
+from bench.prefill.case import PLAIN, WAYS, Case, config_values
+from bench.prefill.rank_model import RankModel, Step, join, leave
+from bench.prefill.timing import rounds_ms
+from bench.prefill.trace import longest, overlap_of, reduced
+from msa_model.reference.tolerances import relative_l2
+
+# A sample is of as many layers at least, so that the host's start of a step counts no more than it does in a model.
+LAYERS_OF_SAMPLE = 8
+WARM_ROUNDS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run, alike for all of its ranks."""
+
+    tp_size: int
+    is_alone: bool
+    """There is one process, which computes what rank 0 would; nothing is sent or compared."""
+    cases: tuple[Case, ...]
+    is_small: bool
+    device: str
+    rounds: int
+    budget_ms: float
+    """Of one case; at least three rounds are taken."""
+    traced: tuple[Case, ...]
+    """Cases of which a reduced trace is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A way's model and its steps of one case, with their hidden states [T, hidden_size]."""
+
+    model: RankModel
+    steps: Sequence[Step]
+    inputs: Sequence[torch.Tensor]
+
+    def run(self) -> None:
+        for step, hidden in zip(self.steps, self.inputs, strict=True):
+            self.model.run(step, hidden)
+
+
+def run_rank(job: Job, rank: int, meeting: str) -> list[dict[str, Any]]:
+    """Figures of each case, as this rank has them."""
+    torch.set_grad_enabled(False)
+    device = torch.device(job.device, rank) if job.device == "cuda" else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    join(1 if job.is_alone else job.tp_size, rank, meeting, device)
+    if job.is_alone:
+        lone_rank.pretend(job.tp_size)
+    models = {name: _model(job, name, device) for name in WAYS}
+    measured = []
+    for case in job.cases:
+        measured.append(_measure(job, case, models, device))
+        if rank == 0:
+            _say(case.name, {name: f"{min(times):.2f} ms" for name, times in measured[-1]["ms"].items()})
+    leave()
+    return measured
+
+
+def _model(job: Job, way: str, device: torch.device) -> RankModel:
+    num_layers = max(case.num_layers for case in job.cases)
+    model = RankModel(
+        config_values(num_layers, is_small=job.is_small),
+        WAYS[way],
+        tp_size=job.tp_size,
+        max_tokens=max(case.num_tokens for case in job.cases),
+        device=device,
+    )
+    if job.is_alone and model.model.split_forward is not None:
+        lone_rank.silence(model.model.split_forward.exchange, job.tp_size)
+    return model
+
+
+def _measure(job: Job, case: Case, models: dict[str, RankModel], device: torch.device) -> dict[str, Any]:
+    prepared = {name: _prepare(case, model, device) for name, model in models.items()}
+    calls = {name: one.run for name, one in prepared.items()}
+    found: dict[str, Any] = asdict(case) | {"tp_size": job.tp_size}
+    if not job.is_alone:
+        found["errors"] = _errors(case, prepared)
+    repeats = -(-LAYERS_OF_SAMPLE // case.num_layers) if device.type == "cuda" else 1
+    effort: dict[str, Any] = {"repeats": repeats, "device": device, "meet": _meet}
+    warm = rounds_ms(calls, rounds=WARM_ROUNDS, **effort)
+    found["ms"] = rounds_ms(calls, rounds=_num_rounds(job, warm, repeats), **effort)
+    if device.type == "cuda":
+        found |= _traces(calls, is_kept=case in job.traced)
+    return found
+
+
+def _prepare(case: Case, model: RankModel, device: torch.device) -> Prepared:
+    model.use_layers(case.num_layers)
+    generator = torch.Generator(device).manual_seed(case.num_tokens)
+    hidden = torch.empty(case.num_tokens, model.hidden_size, dtype=torch.bfloat16, device=device)
+    hidden.normal_(generator=generator)
+    steps = [model.step(context, num_tokens) for context, num_tokens in case.steps()]
+    return Prepared(model, steps, hidden.split([num_tokens for _, num_tokens in case.steps()]))
+
+
+def _errors(case: Case, prepared: dict[str, Prepared]) -> dict[str, list[float]]:
+    """Of each other way and layer: what it adds to the states beside what plain adds, relative, in the worst step.
+
+    Each layer gets what plain has made of the one before, else what is rounded in one would hide the next.
+    """
+    plain = prepared[PLAIN]
+    errors = {name: [0.0] * case.num_layers for name in prepared if name != PLAIN}
+    for number, given in enumerate(plain.inputs):
+        hidden = given.clone()
+        for layer in range(case.num_layers):
+            dist.broadcast(hidden, 0, group=get_tp_group().device_group)
+            wanted = plain.model.run_layer(layer, plain.steps[number], hidden)
+            for name, of_layers in errors.items():
+                way = prepared[name]
+                made = way.model.run_layer(layer, way.steps[number], hidden)
+                error = relative_l2((made - hidden).float(), (wanted - hidden).float())
+                of_layers[layer] = max(of_layers[layer], error) if error == error else error
+            hidden = wanted
+    return errors
+
+
+def _num_rounds(job: Job, warm: dict[str, list[float]], repeats: int) -> int:
+    """As many as the slowest rank's last round lets into the budget."""
+    round_ms = torch.tensor(sum(times[-1] for times in warm.values()) * repeats)
+    if not job.is_alone:
+        dist.all_reduce(round_ms, dist.ReduceOp.MAX, group=get_tp_group().cpu_group)
+    return max(3, min(job.rounds, int(job.budget_ms / float(round_ms))))
+
+
+def _traces(calls: dict[str, Callable[[], None]], *, is_kept: bool) -> dict[str, Any]:
+    from bench.prefill.profiling import kernels_of
+
+    overlaps, kept = {}, {}
+    for name, call in calls.items():
+        _meet()
+        kernels = kernels_of(call)
+        overlaps[name] = overlap_of(kernels).as_dict()
+        if is_kept:
+            kept[name] = {"spans": reduced(kernels), "longest": longest(kernels)}
+    return {"overlap": overlaps} | ({"trace": kept} if is_kept else {})
+
+
+def _meet() -> None:
+    if get_tp_group().cpu_group.size() > 1:
+        dist.barrier(group=get_tp_group().cpu_group)
+
+
+def _say(*words: object) -> None:
+    print(*words, file=sys.stderr, flush=True)
