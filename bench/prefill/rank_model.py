@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.config import CompilationConfig, CompilationMode, ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import CacheConfig, CompilationConfig, CompilationMode, ParallelConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import get_tp_group, parallel_state
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -118,6 +118,7 @@ def engine_config(
 ) -> VllmConfig:
     """What the model asks an engine's configuration for, as of a worker that runs without CUDA graphs."""
     vllm_config = VllmConfig(
+        cache_config=CacheConfig(block_size=BLOCK_SIZE),
         parallel_config=ParallelConfig(tensor_parallel_size=tp_size, distributed_executor_backend="external_launcher"),
         # vLLM's own kernels for norms and activations, as under --enforce-eager.
         compilation_config=CompilationConfig(mode=CompilationMode.NONE, custom_ops=["all"]),
