@@ -12,6 +12,7 @@ from typing import Any
 
 from msa_model.refusals import is_whole, printable, shown
 
+METADATA = "__metadata__"
 INDEX = "model.safetensors.index.json"
 # What reading JSON of unknown origin, and taking it for what it should be, can raise.
 UNREADABLE = (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
@@ -106,7 +107,7 @@ def _is_beside(file: object) -> bool:
 def _entries(path: Path, headers: Headers) -> Iterator[tuple[str, FoundTensor]]:
     try:
         header, num_data_bytes = _read_header(path)
-        entries = {name: _checked(path.name, name, entry) for name, entry in header.items() if name != "__metadata__"}
+        entries = {name: _checked(path.name, name, entry) for name, entry in header.items() if name != METADATA}
         end = _end_of(entries)
     except FileNotFoundError:
         headers.damaged[path.name] = "the index names it, but it is not there"
@@ -134,6 +135,9 @@ def _read_header(path: Path) -> tuple[dict[str, Any], int]:
         header = json.loads(file.read(length).decode())
     if not isinstance(header, dict):
         raise ValueError("it is no JSON object")
+    notes = header.get(METADATA, {})
+    if not isinstance(notes, dict) or not all(isinstance(note, str) for note in notes.values()):
+        raise ValueError(f"{METADATA} holds something else than texts, over which safetensors refuses a file")
     return header, num_bytes - 8 - length
 
 

@@ -64,7 +64,7 @@ def check_values(config: Any) -> None:
     require(is_pattern(freq, layers), "moe_layer_freq", freq, f"a list of num_hidden_layers={layers} times 0 or 1")
     most = MAX_ROUTED_EXPERTS // max(1, sum(freq))
     check_whole("num_local_experts", experts, 1, most, f" on {sum(freq)} layers")
-    check_whole("num_experts_per_tok", config.num_experts_per_tok, 1, experts, ", num_local_experts")
+    check_whole("num_experts_per_tok", config.num_experts_per_tok, 1, experts, " (num_local_experts)")
     for key in ("bos_token_id", "eos_token_id"):
         given = getattr(config, key, None)
         ids = given if isinstance(given, list) else [] if given is None else [given]

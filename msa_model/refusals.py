@@ -2,7 +2,7 @@
 
 from typing import NoReturn, TypeGuard
 
-MAX_SHOWN = 80
+MAX_SHOWN, MAX_TEXT = 80, 400
 
 
 def require(holds: bool, key: str, value: object, wanted: str) -> None:
@@ -23,9 +23,10 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 def printable(text: str) -> str:
     """``text`` as any terminal and any log can have it: names of others' files may hold line ends, escape sequences or
-    halves of characters.
+    halves of characters, and be of any length.
     """
-    return text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+    text = text if text.isascii() and text.isprintable() else ascii(text)[1:-1]
+    return _cut(text, MAX_TEXT)
 
 
 def shown(value: object) -> str:
@@ -34,4 +35,8 @@ def shown(value: object) -> str:
         text = repr(value)
     except ValueError:  # Python writes no whole number of more than 4300 digits
         return "a number of thousands of digits"
-    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+    return _cut(text, MAX_SHOWN)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

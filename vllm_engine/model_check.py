@@ -61,9 +61,11 @@ def check_checkpoint(config: WorkerConfig) -> None:
         check_cache_dtype(cache_dtype)
         if cache_dtype == "auto":
             _check_own_cache(model)
-        most = model.max_position_embeddings
-        why = f"{most} at most, the model's max_position_embeddings"
-        require(config.max_model_len <= most, "max_model_len", config.max_model_len, why)
+        length = last_value("--max-model-len", config.extra_vllm_args) or str(config.max_model_len)
+        if length.isdecimal():  # vLLM knows more spellings
+            most = model.max_position_embeddings
+            wanted = f"{most} at most, the model's max_position_embeddings"
+            require(int(length) <= most, "max_model_len", int(length), wanted)
         block_size = last_value("--block-size", config.extra_vllm_args)
         if block_size is not None and block_size.isdecimal():
             check_block_size(int(block_size))

@@ -94,6 +94,8 @@ def header_of(text: bytes) -> bytes:
         header_of(b"[]"),
         header_of(b'{"a": 1}'),
         header_of(b'{"a": {"dtype": "F32", "shape": [1]}}'),
+        header_of(b'{"__metadata__": {"format": 1}}'),
+        header_of(b'{"__metadata__": ["pt"]}'),
         header_of(json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}).encode()) + bytes(4),
         header_of(json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}).encode()),
         header_of(json.dumps({"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}).encode()) + bytes(4),

@@ -92,6 +92,10 @@ def test_more_tokens_than_the_model_has_positions_for_are_refused(nano: Path) ->
     write_config(nano, max_position_embeddings=8191)
     with pytest.raises(WrongModel, match=r"max_model_len=8192 .* 8191 at most"):
         check_checkpoint(worker(nano))
+    with pytest.raises(WrongModel, match="max_model_len=8193"):
+        check_checkpoint(worker(nano, "--max-model-len=8193"))
+    for shorter in ("8191", "8k", "auto"):
+        check_checkpoint(worker(nano, "--max-model-len", shorter))
 
 
 def test_overridden_keys_are_those_that_are_checked(nano: Path) -> None:
