@@ -7,12 +7,13 @@ Shape letters: N ranks, T tokens (padded to a multiple of N), S = T / N of them 
 """
 
 from collections import Counter
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from msa_model.reference import mxfp8
+from msa_model.row_format import RowFormat, as_bytes, from_bytes
 from msa_model.steps import Steps
 
 # Newer torch has another name for it and warns of the old one.
@@ -20,15 +21,23 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
+class Router(Protocol):
+    """What chooses experts: float32 scores [S, num_experts] of each token's norm [S, D]."""
+
+    num_experts: int
+
+    def scores(self, normed: torch.Tensor) -> torch.Tensor: ...
+
+
 class Exchange:
     """Collectives among the ranks of ``group``; all ranks must call them in one order.
 
     Args:
-        is_exact: gather and exchange activations as they are, instead of as MXFP8.
+        rows: format in which activations are gathered and exchanged; sums are exact.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, is_exact: bool) -> None:
-        self._group, self._is_exact = group, is_exact
+    def __init__(self, group: dist.ProcessGroup, rows: RowFormat) -> None:
+        self._group, self._format = group, rows
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self._has_reduce_scatter = dist.get_backend(group) == "nccl"
         self.sent_bytes: Counter[str] = Counter()
@@ -50,30 +59,45 @@ class Exchange:
         return padded[self.rank * share : (self.rank + 1) * share]
 
     def gather(self, x: torch.Tensor) -> Steps[torch.Tensor]:
-        """[T, D] of all ranks' ``x`` [S, D], in the exchange's format."""
-        [rows] = yield from self._gather({"gather": self._encode(x)})
-        return self._decode(rows, x)
+        """[T, D] of all ranks' ``x`` [S, D]."""
+        rows = yield from self._gather(self._format.encode(x), "gather")
+        return self._format.decode(rows, x)
 
-    def gather_with(self, x: torch.Tensor, logits: torch.Tensor) -> Steps[tuple[torch.Tensor, torch.Tensor]]:
-        """As ``gather``, and in the same collective [T, E] of all ranks' router ``logits`` [S, E], as they are."""
-        parts = {"gather": self._encode(x), "router_logits": _as_bytes(logits)}
-        rows, scores = yield from self._gather(parts)
-        return self._decode(rows, x), _from_bytes(scores, logits.dtype)
+    def gather_norm(self, residual: torch.Tensor, delta: torch.Tensor | None, norm: nn.Module) -> Steps[torch.Tensor]:
+        """``residual += delta`` [S, D] in place, and [T, D] of all ranks' norms of it."""
+        rows = residual.new_empty(residual.shape[0], self._format.row_bytes(residual), dtype=torch.uint8)
+        self._format.encode_norm(residual, delta, norm, rows)
+        gathered = yield from self._gather(rows, "gather")
+        return self._format.decode(gathered, residual)
+
+    def gather_routed_norm(
+        self, residual: torch.Tensor, delta: torch.Tensor | None, norm: nn.Module, router: Router
+    ) -> Steps[tuple[torch.Tensor, torch.Tensor]]:
+        """As ``gather_norm``, and in the same collective [T, E] of what each rank's ``router`` scores its own norms.
+
+        The router sees the norms before they are packed, and its float32 scores cross as they are.
+        """
+        width, num_scores = self._format.row_bytes(residual), router.num_experts
+        rows = residual.new_empty(residual.shape[0], width + 4 * num_scores, dtype=torch.uint8)
+        normed = self._format.encode_norm(residual, delta, norm, rows[:, :width])
+        rows[:, width:] = as_bytes(router.scores(normed))
+        gathered = yield from self._gather(rows, "gather", router_scores=4 * num_scores)
+        return self._format.decode(gathered[:, :width], residual), from_bytes(gathered[:, width:], torch.float32)
 
     def gather_exact(self, x: torch.Tensor) -> Steps[torch.Tensor]:
         """[T, D] of all ranks' ``x`` [S, D], bit for bit."""
-        [rows] = yield from self._gather({"gather_exact": _as_bytes(x)})
-        return _from_bytes(rows, x.dtype)
+        rows = yield from self._gather(as_bytes(x), "gather_exact")
+        return from_bytes(rows, x.dtype)
 
     def swap(self, x: torch.Tensor) -> Steps[torch.Tensor]:
         """All-to-all: [S, N * D], the own rows of every rank's ``x`` [T, D] side by side in the order of ranks."""
-        rows = self._encode(x)
+        rows = self._format.encode(x)
         received = torch.empty_like(rows)
         work = self._all_to_all("swap", received, rows)
         yield
         work.wait()
         del rows  # alive until here, as the collective reads it
-        return self._decode(received, x).unflatten(0, (self.size, -1)).transpose(0, 1).flatten(1)
+        return self._format.decode(received, x).unflatten(0, (self.size, -1)).transpose(0, 1).flatten(1)
 
     def reduce_scatter(self, x: torch.Tensor) -> Steps[torch.Tensor]:
         """The own rows [S, D] of the sum over ranks of ``x`` [T, D], in its dtype."""
@@ -101,32 +125,16 @@ class Exchange:
         summed = yield from self.gather_exact(own)
         return summed[: x.shape[0]]
 
-    def _encode(self, x: torch.Tensor) -> torch.Tensor:
-        """uint8 rows of ``x`` [S, D]."""
-        if self._is_exact:
-            return _as_bytes(x)
-        values, scale = mxfp8.quantize(x)
-        return torch.cat([values.view(torch.uint8), scale], dim=-1)
-
-    def _decode(self, rows: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        if self._is_exact:
-            return _from_bytes(rows, like.dtype)
-        width = like.shape[-1]
-        values = rows[:, :width].contiguous().view(torch.float8_e4m3fn)
-        return mxfp8.dequantize(values, rows[:, width:].contiguous()).to(like.dtype)
-
-    def _gather(self, parts: dict[str, torch.Tensor]) -> Steps[list[torch.Tensor]]:
-        """Rows of bytes of all ranks; several parts cross in one collective."""
-        widths = [part.shape[1] for part in parts.values()]
-        rows = torch.cat(list(parts.values()), dim=1) if len(parts) > 1 else next(iter(parts.values()))
+    def _gather(self, rows: torch.Tensor, kind: str, **others: int) -> Steps[torch.Tensor]:
+        """uint8 [T, B] of all ranks' ``rows`` [S, B]; ``others``: bytes of a row that are of another kind."""
         gathered = rows.new_empty(rows.shape[0] * self.size, rows.shape[1])
-        for kind, part in parts.items():
-            self._count(kind, part.nbytes * self.size)
+        for name, row_bytes in {kind: rows.shape[1] - sum(others.values()), **others}.items():
+            self._count(name, gathered.shape[0] * row_bytes)
         work = _all_gather(gathered, rows, group=self._group, async_op=True)
         yield
         work.wait()
         del rows  # alive until here, as the collective reads it
-        return list(gathered.split(widths, dim=1))
+        return gathered
 
     def _all_to_all(self, kind: str, received: torch.Tensor, x: torch.Tensor) -> Any:
         self._count(kind, x.nbytes)
@@ -135,11 +143,3 @@ class Exchange:
     def _count(self, kind: str, all_bytes: int) -> None:
         """``all_bytes``: of all ranks' shares; the own one stays here."""
         self.sent_bytes[kind] += all_bytes * (self.size - 1) // self.size
-
-
-def _as_bytes(x: torch.Tensor) -> torch.Tensor:
-    return x.contiguous().view(torch.uint8)
-
-
-def _from_bytes(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return rows.contiguous().view(dtype)

@@ -66,7 +66,7 @@ class SparseMoE(nn.Module):
         self, config: Any, quant_config: QuantizationConfig | None, prefix: str, *, reduce_results: bool = True
     ) -> None:
         super().__init__()
-        num_experts = config.num_local_experts
+        self.num_experts = num_experts = config.num_local_experts
         self.e_score_correction_bias = nn.Parameter(torch.zeros(num_experts, dtype=torch.float32), requires_grad=False)
         # Routing in float32: a rounded score would change which experts a token gets.
         self.gate = GateLinear(
@@ -109,7 +109,11 @@ class SparseMoE(nn.Module):
         )
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.experts(hidden_states=hidden, router_logits=self.gate(hidden)[0])
+        return self.experts(hidden_states=hidden, router_logits=self.scores(hidden))
+
+    def scores(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The router's, float32 [T, num_experts]."""
+        return self.gate(hidden)[0]
 
 
 class DecoderLayer(nn.Module):

@@ -23,6 +23,7 @@ from vllm.logger import init_logger
 
 from msa_model.exchange import Exchange
 from msa_model.micro_batch import cut
+from msa_model.row_format import ExactRows, MXFP8Rows
 from msa_model.steps import Steps, run_together
 from wire.token_split import TokenSplit
 
@@ -55,7 +56,9 @@ class SplitForward:
 
     def __init__(self, settings: TokenSplit, cache_layer: str) -> None:
         self._settings, self._cache_layer = settings, cache_layer
-        self.exchange = Exchange(get_tp_group().device_group, is_exact=settings.sp_exchange == "exact")
+        self.exchange = Exchange(
+            get_tp_group().device_group, ExactRows() if settings.sp_exchange == "exact" else MXFP8Rows()
+        )
         logger.info_once(
             "tokens are split: SP %s, DBO %s",
             f"on, exchanged as {settings.sp_exchange}" if settings.enable_sp else "off",
@@ -100,9 +103,12 @@ class SplitForward:
             for layer in layers:
                 hidden_PH = yield from self._layer(layer, part, hidden_PH)
             return norm(hidden_PH)
-        hidden_SH = self.exchange.own_rows(hidden_PH)
+        hidden_SH = self.exchange.own_rows(hidden_PH).clone()  # as it is added to in place
+        delta_SH: torch.Tensor | None = None
         for layer in layers:
-            hidden_SH = yield from self._layer_of_own_tokens(layer, part, hidden_SH)
+            delta_SH = yield from self._layer_of_own_tokens(layer, part, hidden_SH, delta_SH)
+        if delta_SH is not None:
+            hidden_SH += delta_SH
         normed_TH = yield from self.exchange.gather_exact(norm(hidden_SH))
         return normed_TH[: part.end - part.start]
 
@@ -114,19 +120,19 @@ class SplitForward:
         feed_forward = layer.block_sparse_moe if layer.is_sparse_moe else layer.mlp
         return hidden_PH + (yield from self.exchange.all_reduce(feed_forward(normed)))
 
-    def _layer_of_own_tokens(self, layer: "DecoderLayer", part: _Part, hidden_SH: torch.Tensor) -> Steps[torch.Tensor]:
+    def _layer_of_own_tokens(
+        self, layer: "DecoderLayer", part: _Part, hidden_SH: torch.Tensor, delta_SH: torch.Tensor | None
+    ) -> Steps[torch.Tensor]:
+        """What the experts add; ``hidden_SH`` gets ``delta_SH``, which those before added, and what attention adds."""
         exchange, attention = self.exchange, layer.self_attn
-        normed_TH = yield from exchange.gather(layer.input_layernorm(hidden_SH))
-        own_heads = attention.heads(part.positions, normed_TH, part.span)
-        own_tokens = yield from exchange.swap(own_heads)
-        hidden_SH = hidden_SH + attention.o_proj(own_tokens)[0]
-        normed_SH = layer.post_attention_layernorm(hidden_SH)
+        normed_TH = yield from exchange.gather_norm(hidden_SH, delta_SH, layer.input_layernorm)
+        own_tokens = yield from exchange.swap(attention.heads(part.positions, normed_TH, part.span))
+        attended, norm = attention.o_proj(own_tokens)[0], layer.post_attention_layernorm
         if layer.is_sparse_moe:
             moe = layer.block_sparse_moe
-            # Routed by each token's own rank, from its state before it is rounded.
-            normed_TH, logits = yield from exchange.gather_with(normed_SH, moe.gate(normed_SH)[0])
-            partial_TH = moe.experts(hidden_states=normed_TH, router_logits=logits)
+            normed_TH, scores = yield from exchange.gather_routed_norm(hidden_SH, attended, norm, moe)
+            partial_TH = moe.experts(hidden_states=normed_TH, router_logits=scores)
         else:
-            normed_TH = yield from exchange.gather(normed_SH)
+            normed_TH = yield from exchange.gather_norm(hidden_SH, attended, norm)
             partial_TH = layer.mlp(normed_TH)
-        return hidden_SH + (yield from exchange.reduce_scatter(partial_TH))
+        return (yield from exchange.reduce_scatter(partial_TH))

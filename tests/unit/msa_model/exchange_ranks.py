@@ -12,8 +12,11 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.layernorm import GemmaRMSNorm
 
 from msa_model.exchange import Exchange
+from msa_model.row_format import ExactRows, MXFP8Rows
 from msa_model.steps import Steps, run_together
 
 RANKS = (2, 4)
@@ -27,8 +30,24 @@ def rows_of(rank: int, num_rows: int = NUM_ROWS, width: int = WIDTH) -> torch.Te
     return torch.randn(num_rows, width, generator=torch.Generator().manual_seed(rank))
 
 
-def logits_of(rank: int) -> torch.Tensor:
-    return rows_of(rank + 100, 3, 8)
+def norm() -> GemmaRMSNorm:
+    """With weights that are not all one."""
+    with set_current_vllm_config(VllmConfig()):
+        made = GemmaRMSNorm(WIDTH)
+    made.weight.data = rows_of(99, 1)[0] * 0.1
+    return made
+
+
+class Router:
+    """Scores that tell what they were made of."""
+
+    num_experts = 8
+
+    def scores(self, normed: torch.Tensor) -> torch.Tensor:
+        return normed[:, : self.num_experts] * 3
+
+
+ROUTER = Router()
 
 
 def run(steps: Steps[Any]) -> Any:
@@ -38,10 +57,13 @@ def run(steps: Steps[Any]) -> Any:
 def collectives(exchange: Exchange, rank: int) -> dict[str, Any]:
     """What this rank gets from each."""
     own = rows_of(rank, 3)
+    summed = own.clone()
     return {
         "gather": run(exchange.gather(own)),
         "gather_exact": run(exchange.gather_exact(own)),
-        "gather_with": run(exchange.gather_with(own, logits_of(rank))),
+        "gather_norm": run(exchange.gather_norm(summed, rows_of(rank + 50, 3), norm())),
+        "routed": run(exchange.gather_routed_norm(own.clone(), None, norm(), ROUTER)),
+        "summed": summed,
         "swap": run(exchange.swap(exchange.pad(rows_of(rank)))),
         "reduce_scatter": run(exchange.reduce_scatter(exchange.pad(rows_of(rank)))),
         "all_reduce": run(exchange.all_reduce(rows_of(rank))),
@@ -78,14 +100,15 @@ def loopback_bytes() -> int:
 
 def run_rank(size: int, rank: int, meeting: str, out: Path) -> None:
     torch.set_num_threads(1)
+    torch.set_grad_enabled(False)
     dist.init_process_group("gloo", rank=rank, world_size=size, init_method=f"file://{meeting}")
     group = dist.group.WORLD
     assert group is not None
-    exact, rounded = Exchange(group, is_exact=True), Exchange(group, is_exact=False)
+    exact, rounded = Exchange(group, ExactRows()), Exchange(group, MXFP8Rows())
     results = {
         "exact": collectives(exact, rank),
         "mxfp8": collectives(rounded, rank),
-        "bytes": crossed_and_counted(Exchange(group, is_exact=False)),
+        "bytes": crossed_and_counted(Exchange(group, MXFP8Rows())),
     }
     torch.save(results, out)
     dist.destroy_process_group()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from msa_model.reference import mxfp8
-from tests.unit.msa_model.exchange_ranks import NUM_ROWS, RANKS, logits_of, rows_of
+from tests.unit.msa_model.exchange_ranks import NUM_ROWS, RANKS, ROUTER, norm, rows_of
 
 ROOT = Path(__file__).parents[3]
 Made = dict[int, list[dict[str, Any]]]
@@ -41,13 +41,25 @@ def padded(x: torch.Tensor, size: int) -> torch.Tensor:
 @pytest.mark.parametrize("exchange", ["exact", "mxfp8"])
 def test_gather_gives_every_rank_all_rows_in_the_order_of_ranks(made: Made, size: int, exchange: str) -> None:
     whole = torch.cat([rows_of(rank, 3) for rank in range(size)])
-    logits = torch.cat([logits_of(rank) for rank in range(size)])
     for rank in made[size]:
         assert rank[exchange]["gather"].equal(as_exchanged(whole, exchange))
         assert rank[exchange]["gather_exact"].equal(whole)
-        gathered, scores = rank[exchange]["gather_with"]
-        assert gathered.equal(as_exchanged(whole, exchange))
-        assert scores.equal(logits), "the router's scores are never rounded"
+
+
+@pytest.mark.parametrize("exchange", ["exact", "mxfp8"])
+@torch.no_grad()
+def test_norms_are_of_the_sums_and_scores_are_of_the_norms_before_they_are_rounded(
+    made: Made, size: int, exchange: str
+) -> None:
+    sums = [rows_of(rank, 3) + rows_of(rank + 50, 3) for rank in range(size)]
+    normed = torch.cat([norm()(rows_of(rank, 3)) for rank in range(size)])
+    for number, rank in enumerate(made[size]):
+        assert rank[exchange]["summed"].equal(sums[number]), "added in place"
+        wanted = as_exchanged(torch.cat([norm()(one) for one in sums]), exchange)
+        torch.testing.assert_close(rank[exchange]["gather_norm"], wanted, rtol=1e-6, atol=1e-6)
+        gathered, scores = rank[exchange]["routed"]
+        torch.testing.assert_close(gathered, as_exchanged(normed, exchange), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(scores, ROUTER.scores(normed), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("exchange", ["exact", "mxfp8"])

@@ -99,5 +99,5 @@ def test_the_rest_is_the_routers_scores_and_once_a_step_the_last_states(
 ) -> None:
     """Of 4 experts in one of two layers, and of 6144 values in bfloat16 for both."""
     split = made[4][0]["sent_bytes"]["SP + DBO"]
-    assert split["router_logits"] == 3 / 4 * 4 * 4 / 2
+    assert split["router_scores"] == 3 / 4 * 4 * 4 / 2
     assert split["gather_exact"] == 3 / 4 * 6144 * 2 / 2
