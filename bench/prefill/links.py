@@ -20,7 +20,7 @@ ROUTER_BYTES = 128 * 4
 # Collectives of a layer in each way; an all-reduce that is taken apart is two.
 COLLECTIVES = {PLAIN: 2, DBO: 4, SP: 4, SP_DBO: 4}
 # Share of a link's stated rate that a collective reaches. Not measured here; a peer copy between two H200s reaches
-# 391 of 450 GB/s (bench/results/transfer-h200x2.md), and rings lose more.
+# 387 of 450 GB/s (bench/results/transfer-h200x2.md), and rings lose more.
 ATTAINED = 0.75
 # Least tokens of a prompt that facts K3 speak of, and its speed-up.
 K3_TOKENS, K3_SPEEDUP = 16 * 1024, (1.8, 2.1)

@@ -64,9 +64,9 @@ def model(result: dict[str, Any]) -> str:
         for machine in MACHINES
     )
     lines = [
-        f"A model, not a measurement. Links by data sheet ({links}), {ATTAINED:.0%} of that attained. Compute "
-        "is what kernels take on an H200 without gaps, on other machines divided by the ratio of dense 16-bit matrix rates or of memory "
-        "bandwidths. With DBO all but the last collective of a step is under compute as far as that is longer.",
+        f"A model, not a measurement. Links by data sheet ({links}), {ATTAINED:.0%} of that attained. Compute is what "
+        "kernels take on an H200 without gaps, on other machines divided by the ratio of 16-bit matrix rates or of "
+        "memory bandwidths. With DBO all but a step's last collective is under compute as far as that is longer.",
         "",
         *_head(
             ["machine", "TP", "tokens", "compute scaled by", *(f"{way}, ms" for way in WAYS), "SP + DBO", "facts K3"]
