@@ -8,7 +8,7 @@ export PIP_ARGS
 SPEC ?= deploy/examples/cpu.yaml
 PORT ?=
 UP_ARGS ?=
-# Where `make bench-transfer` runs; other options of it or of `make bench-router`, for example BENCH_ARGS="--cases big".
+# Where `make bench-transfer` runs; options of other benchmarks, for example BENCH_ARGS="--cases big".
 DEVICE ?= cpu
 BENCH_ARGS ?=
 TRANSFER_JSON = bench/results/transfer-$(if $(filter cuda,$(DEVICE)),h200x2,cpu).json
@@ -22,7 +22,7 @@ PYTHON := $(shell for p in python3.11 python3.12 python3; do \
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help serve compile test soak gpu-check bench-transfer bench-router bench-kernels aot lint format install install-serve python clean distclean
+.PHONY: help serve compile test soak gpu-check bench-transfer bench-router bench-kernels bench-prefill aot lint format install install-serve python clean distclean
 
 help: ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{printf "  make %-15s %s\n", $$1, $$2}'
@@ -57,6 +57,11 @@ bench-kernels: ## kernels beside upstream's on this CUDA GPU, figures judged, wi
 	@mkdir -p bench/results
 	$(PYTHON) -m bench.kernels $(if $(PEER),--peer $(PEER)) $(BENCH_ARGS) --out bench/results/kernels-h200.json
 	$(PYTHON) -m bench.kernels --check bench/results/kernels-h200.json
+
+bench-prefill: ## split prefill beside plain TP on two CUDA GPUs, figures judged, with the torch and vLLM that PYTHON has
+	@mkdir -p bench/results
+	$(PYTHON) -m bench.prefill $(BENCH_ARGS) --out bench/results/prefill-h200x2.json
+	$(PYTHON) -m bench.prefill --check bench/results/prefill-h200x2.json
 
 aot: install ## compile every kernel for every target without a GPU: registers, spills, integer operations, QMUL4
 	@exec $(BIN)/python -m bench.kernels.aot $(AOT_ARGS)

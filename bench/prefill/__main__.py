@@ -87,7 +87,7 @@ def run(options: argparse.Namespace, given: Sequence[str]) -> tuple[dict[str, An
         result["cases"] += [merged(of_ranks) for of_ranks in zip(*ranks, strict=True)]
         for case in ranks[0]:
             if "trace" in case:
-                size = {name: case[name] for name in ("num_layers", "num_tokens", "step_tokens")}
+                size = {name: case[name] for name in ("num_layers", "num_tokens", "step_tokens", "tp_size")}
                 traces.append(size | {"rank": 0, "ways": case["trace"]})
     return result, traces
 

@@ -10,14 +10,14 @@ import torch.distributed as dist
 from vllm.distributed import get_tp_group
 
 from bench.prefill import lone_rank
-from bench.prefill.case import PLAIN, WAYS, Case, config_values
+from bench.prefill.case import PLAIN, WAYS, Case, K, config_values
 from bench.prefill.rank_model import RankModel, Step, join, leave
 from bench.prefill.timing import rounds_ms
 from bench.prefill.trace import longest, overlap_of, reduced
 from msa_model.reference.tolerances import relative_l2
 
-# A sample is of as many layers at least, so that the host's start of a step counts no more than it does in a model.
-LAYERS_OF_SAMPLE = 8
+# Tokens times layers of a sample on a GPU, at least: the host's start of a step counts little in a whole model.
+SAMPLE_WORK = 64 * K
 WARM_ROUNDS = 2
 
 
@@ -92,7 +92,7 @@ def _measure(job: Job, case: Case, models: dict[str, RankModel], device: torch.d
     found: dict[str, Any] = asdict(case) | {"tp_size": job.tp_size}
     if not job.is_alone:
         found["errors"] = _errors(case, prepared)
-    repeats = -(-LAYERS_OF_SAMPLE // case.num_layers) if device.type == "cuda" else 1
+    repeats = -(-SAMPLE_WORK // (case.num_layers * case.num_tokens)) if device.type == "cuda" else 1
     effort: dict[str, Any] = {"repeats": repeats, "device": device, "meet": _meet}
     warm = rounds_ms(calls, rounds=WARM_ROUNDS, **effort)
     found["ms"] = rounds_ms(calls, rounds=_num_rounds(job, warm, repeats), **effort)

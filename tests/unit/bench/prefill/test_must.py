@@ -73,6 +73,21 @@ def test_the_ceiling_is_what_plain_exposes_of_its_step() -> None:
     assert ceiling(good_result()["cases"][0]) == pytest.approx(0.1)
 
 
+def test_one_layer_alone_may_expose_more_as_its_last_collective_has_nothing_above_it() -> None:
+    result = good_result()
+    for figures in result["cases"]:
+        if figures["num_layers"] == 1:
+            expose(figures)
+    assert not failed(result)
+
+
+def test_a_plain_step_without_communication_shows_that_its_kernels_were_not_known() -> None:
+    result = good_result()
+    result["cases"][-1]["overlap"][PLAIN]["exposed_us"] = 0.0
+    with pytest.raises(ValueError, match="exposes no communication"):
+        verdicts(result)
+
+
 @pytest.mark.parametrize("number", range(len(good_result()["cases"])))
 def test_no_case_can_be_left_out(number: int) -> None:
     result = good_result()
