@@ -3,7 +3,7 @@
 Owns nearly all that this benchmark says to vLLM.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -82,22 +82,9 @@ class RankModel:
 
     def step(self, context: int, num_tokens: int) -> Step:
         """Tokens behind ``context`` of one prompt, whose blocks lie scattered over the cache."""
-        device, end = self.device, context + num_tokens
         order = torch.randperm(self._max_blocks, generator=torch.Generator().manual_seed(3)).int() + 1
-        table = order[None].to(device)
-        position = torch.arange(context, end, device=device)
-        starts = torch.tensor([0, num_tokens], dtype=torch.int32)
-        common = CommonAttentionMetadata(
-            query_start_loc=starts.to(device),
-            query_start_loc_cpu=starts,
-            seq_lens=torch.tensor([end], dtype=torch.int32, device=device),
-            num_reqs=1,
-            num_actual_tokens=num_tokens,
-            max_query_len=num_tokens,
-            max_seq_len=end,
-            block_table_tensor=table,
-            slot_mapping=table[0, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE,
-        )
+        position = torch.arange(context, context + num_tokens, device=self.device)
+        common = batch_of([(context, num_tokens)], order[None].to(self.device))
         return Step(position, dict.fromkeys(self._pools, self._builder.build(0, common)))
 
     def run(self, step: Step, hidden: torch.Tensor) -> torch.Tensor:
@@ -120,6 +107,33 @@ class RankModel:
         metadata: Any = step.metadata
         with set_forward_context(metadata, self.vllm_config, num_tokens=len(step.positions)):
             yield
+
+
+def batch_of(requests: Sequence[tuple[int, int]], block_table: torch.Tensor) -> CommonAttentionMetadata:
+    """A step as vLLM's runner describes it to a metadata builder.
+
+    Args:
+        requests: of each its context when the step begins, and its new tokens.
+        block_table: int32 [requests, blocks], on the model's device.
+    """
+    device, lengths = block_table.device, [new for _, new in requests]
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    slots = []
+    for row, (context, new) in enumerate(requests):
+        position = torch.arange(context, context + new, device=device)
+        slots.append(block_table[row, position // BLOCK_SIZE].long() * BLOCK_SIZE + position % BLOCK_SIZE)
+    ends = [context + new for context, new in requests]
+    return CommonAttentionMetadata(
+        query_start_loc=starts.to(device),
+        query_start_loc_cpu=starts,
+        seq_lens=torch.tensor(ends, dtype=torch.int32, device=device),
+        num_reqs=len(requests),
+        num_actual_tokens=sum(lengths),
+        max_query_len=max(lengths),
+        max_seq_len=max(ends),
+        block_table_tensor=block_table,
+        slot_mapping=torch.cat(slots),
+    )
 
 
 def engine_config(

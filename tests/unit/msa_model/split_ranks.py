@@ -10,25 +10,22 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed
-from vllm.config import ParallelConfig, VllmConfig, set_current_vllm_config
-from vllm.distributed import parallel_state
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import set_forward_context
 
+from bench.prefill.rank_model import batch_of, bind_cache, default_dtype, engine_config, finish_loading, join
 from msa_model.checkpoint_tensors import expected_tensors
 from msa_model.config import BLOCK_SIZE
 from msa_model.hf_config import MiniMaxM31FlashConfig
-from msa_model.metadata import MAX_SHORT_QUERY_LEN, LongQuery, MSAMetadata
+from msa_model.metadata import MSAMetadataBuilder
 from msa_model.model import DecoderLayer, MiniMaxM31FlashForCausalLM
 from msa_model.nano.config import Form, model_config
-from msa_model.pages import STATE_BYTES
-from msa_model.quant import MSAQuantConfig
 from msa_model.reference import mxfp8, nvfp4
-from wire.token_split import TOKEN_SPLIT_KEY, TokenSplit
+from wire.token_split import TokenSplit
 
 PLAIN, ROUNDED = "plain", "plain, rounded where MXFP8 is exchanged"
 WAYS: dict[str, TokenSplit] = {
@@ -51,6 +48,7 @@ STEPS: list[list[tuple[int, int]]] = [
     [(128, 300)],
 ]
 MAX_BLOCKS = 16
+MAX_TOKENS = MAX_BLOCKS * BLOCK_SIZE
 # True widths (fact M1) with few, narrow experts and two layers: what these send depends on none.
 NUM_COUNTED = 64
 COUNTED_WAYS = ("DBO", "SP + DBO")
@@ -93,46 +91,6 @@ def weights(config: MiniMaxM31FlashConfig) -> dict[str, torch.Tensor]:
     return made
 
 
-def metadata_of(requests: list[tuple[int, int]]) -> MSAMetadata:
-    """Of a step in which each request has some context and some new tokens; each has blocks of its own."""
-    lengths = [new for _, new in requests]
-    starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
-    table = (torch.arange(len(requests) * MAX_BLOCKS, dtype=torch.int32) + 1).view(len(requests), MAX_BLOCKS)
-    slots: list[torch.Tensor] = []
-    long_queries: list[LongQuery] = []
-    short_tokens: list[int] = []
-    for row, (context, new) in enumerate(requests):
-        position = torch.arange(context, context + new)
-        slots.append(table[row, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE)
-        if new > MAX_SHORT_QUERY_LEN:
-            long_queries.append(LongQuery(row, starts[row], starts[row + 1], context + new))
-        else:
-            short_tokens += range(starts[row], starts[row + 1])
-    return MSAMetadata(
-        num_tokens=sum(lengths),
-        max_blocks=MAX_BLOCKS,
-        seq_lens=torch.tensor([sum(request) for request in requests]).int(),
-        query_start_loc=torch.tensor(starts).int(),
-        block_table=table,
-        slot_mapping=torch.cat(slots).long(),
-        long_queries=long_queries,
-        short_tokens=torch.tensor(short_tokens, dtype=torch.int64) if long_queries else None,
-    )
-
-
-def engine_config(config: MiniMaxM31FlashConfig, tp_size: int, dtype: torch.dtype, way: TokenSplit) -> VllmConfig:
-    vllm_config = VllmConfig()
-    vllm_config.parallel_config = ParallelConfig(
-        tensor_parallel_size=tp_size, distributed_executor_backend="external_launcher"
-    )
-    vllm_config.additional_config = {TOKEN_SPLIT_KEY: way.model_dump()}
-    vllm_config.model_config = SimpleNamespace(
-        hf_text_config=config, dtype=dtype, head_dtype=None, max_model_len=MAX_BLOCKS * BLOCK_SIZE
-    )
-    vllm_config.quant_config = MSAQuantConfig.from_config(config.quantization_config)
-    return vllm_config
-
-
 def build(vllm_config: VllmConfig, checkpoint: dict[str, torch.Tensor] | None) -> MiniMaxM31FlashForCausalLM:
     """The rank's model, filled (None: with zeros), with an empty cache; under vLLM's current configuration."""
     model = MiniMaxM31FlashForCausalLM(vllm_config=vllm_config)
@@ -141,14 +99,8 @@ def build(vllm_config: VllmConfig, checkpoint: dict[str, torch.Tensor] | None) -
     else:
         for parameter in model.parameters():
             parameter.zero_()
-    for module in model.modules():
-        method = getattr(module, "quant_method", None)
-        if method is not None and hasattr(method, "process_weights_after_loading"):
-            method.process_weights_after_loading(module)
-    pools = (model.model.kv_pool, model.model.index_pool)
-    rows = torch.zeros(1 + 2 * MAX_BLOCKS, sum(pool.num_slots for pool in pools), BLOCK_SIZE, STATE_BYTES).byte()
-    pools[0].bind_kv_cache(rows[:, : pools[0].num_slots])
-    pools[1].bind_kv_cache(rows[:, pools[0].num_slots :])
+    finish_loading(model)
+    bind_cache(model.model, 1 + 2 * MAX_BLOCKS)
     return model
 
 
@@ -159,12 +111,15 @@ def run_steps(
     run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> list[torch.Tensor]:
     """What ``run(ids, positions)`` makes of each step; requests' tokens are the same in every way."""
-    names, outputs = [model.model.kv_pool.layer_name, model.model.index_pool.layer_name], []
+    pool, outputs = model.model.kv_pool, []
+    names = [pool.layer_name, model.model.index_pool.layer_name]
+    builder = MSAMetadataBuilder(pool.get_kv_cache_spec(vllm_config), names, vllm_config, torch.device("cpu"))
+    tables = (torch.arange(2 * MAX_BLOCKS, dtype=torch.int32) + 1).view(2, MAX_BLOCKS)
     text = torch.randint(0, model.config.vocab_size, (2, 2048), generator=torch.Generator().manual_seed(5))
     for requests in steps:
         positions = torch.cat([torch.arange(context, context + new) for context, new in requests])
         ids = torch.cat([text[row, context : context + new] for row, (context, new) in enumerate(requests)])
-        metadata: Any = dict.fromkeys(names, metadata_of(requests))
+        metadata: Any = dict.fromkeys(names, builder.build(0, batch_of(requests, tables[: len(requests)])))
         with set_forward_context(metadata, vllm_config, num_tokens=len(ids)):
             outputs.append(run(ids, positions))
     return outputs
@@ -223,11 +178,7 @@ def run_rank(tp_size: int, rank: int, checkpoint: dict[str, torch.Tensor], meeti
     torch.set_grad_enabled(False)
     os.environ |= {"RANK": str(rank), "VLLM_DIST_IDENT": meeting.replace("/", "-")}
     results: dict[str, Any] = {}
-    first = engine_config(nano(), tp_size, torch.float32, TokenSplit())
-    first.model_config = None
-    with set_current_vllm_config(first):
-        parallel_state.init_distributed_environment(tp_size, rank, f"file://{meeting}", rank, "gloo")
-        parallel_state.initialize_model_parallel(tp_size)
+    join(tp_size, rank, meeting, torch.device("cpu"))
     results["nano"] = nano_in_all_ways(tp_size, checkpoint)
     results["sent_bytes"] = {name: sent_bytes(tp_size, WAYS[name]) for name in COUNTED_WAYS}
     torch.save(results, out)
@@ -238,7 +189,7 @@ def nano_in_all_ways(tp_size: int, checkpoint: dict[str, torch.Tensor]) -> dict[
     results, inputs = {}, list[torch.Tensor]()
     for name in RANKS[tp_size]:
         way = WAYS[name]
-        vllm_config = engine_config(nano(), tp_size, torch.float32, way)
+        vllm_config = engine_config(nano(), tp_size, torch.float32, way, MAX_TOKENS)
         with set_current_vllm_config(vllm_config):
             model = build(vllm_config, checkpoint)
             by_layer = LayerByLayer(model, iter(inputs) if way.is_on else None)
@@ -253,14 +204,10 @@ def nano_in_all_ways(tp_size: int, checkpoint: dict[str, torch.Tensor]) -> dict[
 
 def sent_bytes(tp_size: int, way: TokenSplit) -> dict[str, float]:
     """By kind, for a token and layer of the true widths; weights are zeros, which take no time to make."""
-    vllm_config = engine_config(true_widths(), tp_size, torch.bfloat16, way)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        with set_current_vllm_config(vllm_config):
-            model = build(vllm_config, None)
-            run_steps(vllm_config, model, [[(0, NUM_COUNTED)]], model)
-    finally:
-        torch.set_default_dtype(torch.float32)
+    vllm_config = engine_config(true_widths(), tp_size, torch.bfloat16, way, MAX_TOKENS)
+    with set_current_vllm_config(vllm_config), default_dtype(torch.bfloat16):
+        model = build(vllm_config, None)
+        run_steps(vllm_config, model, [[(0, NUM_COUNTED)]], model)
     split, layers = model.model.split_forward, model.config.num_hidden_layers
     assert split is not None
     return {kind: count / NUM_COUNTED / layers for kind, count in split.exchange.sent_bytes.items()}
