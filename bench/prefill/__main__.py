@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.prefill.case import CHUNK, LAYERS, PROMPTS, SMALL_CHUNK, SMALL_PROMPTS, WAYS, Case, K, cases
+from bench.prefill.case import CHUNK, LAYERS, PROMPTS, SMALL_CHUNK, SMALL_PROMPTS, WAYS, Case, K, as_worst, cases
 from bench.prefill.must import TP_SIZE, verdicts
 from bench.prefill.report import judged, text_of
 from bench.prefill.trace import mean_of_dicts
@@ -102,18 +102,14 @@ def merged(ranks: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
     found |= {"median_ms": {way: statistics.median(times) for way, times in rounds.items()}, "ms": rounds}
     found["rounds"] = len(next(iter(rounds.values())))
-    if "errors" in first:
-        found["errors"] = {
-            way: [max(layer, key=_as_worst) for layer in zip(*(rank["errors"][way] for rank in ranks), strict=True)]
-            for way in first["errors"]
+    for kind in {"errors", "from_plain"} & set(first):
+        found[kind] = {
+            way: [max(layer, key=as_worst) for layer in zip(*(rank[kind][way] for rank in ranks), strict=True)]
+            for way in first[kind]
         }
     if "overlap" in first:
         found["overlap"] = {way: mean_of_dicts([rank["overlap"][way] for rank in ranks]) for way in WAYS}
     return found
-
-
-def _as_worst(error: float) -> float:
-    return error if error == error else float("inf")
 
 
 def _cases(options: argparse.Namespace) -> tuple[Case, ...]:

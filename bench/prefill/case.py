@@ -48,6 +48,11 @@ def tokens_text(num_tokens: int) -> str:
     return f"{num_tokens // K}K" if num_tokens % K == 0 else str(num_tokens)
 
 
+def as_worst(error: float) -> float:
+    """For comparisons: NaN is worse than any number."""
+    return error if error == error else float("inf")
+
+
 def cases(layers: Iterable[int], prompts: Iterable[int], chunk: int) -> Iterator[Case]:
     """Each prompt in one step, and longer ones also in steps of ``chunk``; short prompts first."""
     counts = tuple(layers)

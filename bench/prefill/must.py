@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.prefill.case import CHUNK, DBO, LAYERS, PLAIN, PROMPTS, SP, SP_DBO, Case, K, cases
+from bench.prefill.case import CHUNK, DBO, LAYERS, PLAIN, PROMPTS, SP, SP_DBO, Case, K, as_worst, cases
 
 TP_SIZE = 2
 # A step's last collectives have nothing above them. Of one layer those are more than a fifth: the second half's last
@@ -12,9 +12,9 @@ TP_SIZE = 2
 MIN_HIDDEN, HIDDEN_FROM_LAYERS = 0.80, 8
 MAX_SLOWDOWN, SLOWDOWN_FROM = 1.02, 8 * K
 MIN_OF_CEILING, CEILING_FROM = 0.5, 16 * K
-# A way that differs by more from plain computes something else: bfloat16 alone leaves well under 0.02, and MXFP8's
-# three bits of mantissa, three times in a layer, about 0.05, with a few other blocks chosen.
-MAX_ERRORS = {DBO: 0.05, SP: 0.25, SP_DBO: 0.25}
+# Beside the plain layer, rounded where SP exchanges: kernels sum halves in another order, and what lies on an edge of
+# bfloat16, MXFP8 or NVFP4 falls to the other side. Attention to other tokens would be an error of more than 0.1.
+MAX_ERRORS = {DBO: 0.02, SP: 0.08, SP_DBO: 0.08}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Verdict:
 HIDES = "SP + DBO hides of the communication that plain exposes, 8 layers"
 NOT_SLOWER = "times of plain that SP + DBO takes, from 8K tokens"
 GAINS = "share of the ceiling that SP + DBO gains, from 16K tokens"
-SAME = "relative error of {} beside plain"
+SAME = "relative error of {}"
 
 
 def verdicts(result: dict[str, Any]) -> list[Verdict]:
@@ -78,7 +78,7 @@ def _of_case(case: Case, figures: dict[str, Any]) -> Iterator[Verdict]:
         if lacking:
             raise ValueError(f"{case.name} lacks {part} of {', '.join(sorted(lacking))}")
     for way, limit in MAX_ERRORS.items():
-        error = max(figures["errors"][way], key=lambda one: one if one == one else float("inf"))
+        error = max(figures["errors"][way], key=as_worst)
         yield Verdict(SAME.format(way), case.name, round(error, 5), limit, error <= limit)
     if case.num_layers >= HIDDEN_FROM_LAYERS:
         hidden = hidden_of_plain(figures, SP_DBO)

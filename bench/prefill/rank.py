@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,8 +48,13 @@ class Prepared:
     inputs: Sequence[torch.Tensor]
 
     def run(self) -> None:
-        for step, hidden in zip(self.steps, self.inputs, strict=True):
-            self.model.run(step, hidden)
+        self.each(self.model.run, self.inputs)
+
+    def each(
+        self, call: Callable[[Step, torch.Tensor], torch.Tensor], states: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """What ``call`` makes of each step and its states."""
+        return [call(step, hidden) for step, hidden in zip(self.steps, states, strict=True)]
 
 
 def run_rank(job: Job, rank: int, meeting: str) -> list[dict[str, Any]]:
@@ -91,7 +97,7 @@ def _measure(job: Job, case: Case, models: dict[str, RankModel], device: torch.d
     calls = {name: one.run for name, one in prepared.items()}
     found: dict[str, Any] = asdict(case) | {"tp_size": job.tp_size}
     if not job.is_alone:
-        found["errors"] = _errors(case, prepared)
+        found |= _errors(case, prepared)
     repeats = -(-SAMPLE_WORK // (case.num_layers * case.num_tokens)) if device.type == "cuda" else 1
     effort: dict[str, Any] = {"repeats": repeats, "device": device, "meet": _meet}
     warm = rounds_ms(calls, rounds=WARM_ROUNDS, **effort)
@@ -110,25 +116,34 @@ def _prepare(case: Case, model: RankModel, device: torch.device) -> Prepared:
     return Prepared(model, steps, hidden.split([num_tokens for _, num_tokens in case.steps()]))
 
 
-def _errors(case: Case, prepared: dict[str, Prepared]) -> dict[str, list[float]]:
-    """Of each other way and layer: what it adds to the states beside what plain adds, relative, in the worst step.
+def _errors(case: Case, prepared: dict[str, Prepared]) -> dict[str, dict[str, list[float]]]:
+    """Of each other way and layer, how far what it adds to the states lies from what it should, relative.
 
-    Each layer gets what plain has made of the one before, else what is rounded in one would hide the next.
+    ``errors``: from the plain layer, with SP the one that rounds where SP does; ``from_plain``: from the plain one.
+    Each layer gets what plain has made of the one before, else what is rounded in one would hide the next. A layer sees
+    all steps before the next layer sees any, so that it finds its own keys of earlier steps in the cache.
     """
-    plain = prepared[PLAIN]
-    errors = {name: [0.0] * case.num_layers for name in prepared if name != PLAIN}
-    for number, given in enumerate(plain.inputs):
-        hidden = given.clone()
-        for layer in range(case.num_layers):
+    plain, ways = prepared[PLAIN], [name for name in prepared if name != PLAIN]
+    found = {kind: {name: list[float]() for name in ways} for kind in ("errors", "from_plain")}
+    states = [given.clone() for given in plain.inputs]
+    for layer in range(case.num_layers):
+        for hidden in states:
             dist.broadcast(hidden, 0, group=get_tp_group().device_group)
-            wanted = plain.model.run_layer(layer, plain.steps[number], hidden)
-            for name, of_layers in errors.items():
-                way = prepared[name]
-                made = way.model.run_layer(layer, way.steps[number], hidden)
-                error = relative_l2((made - hidden).float(), (wanted - hidden).float())
-                of_layers[layer] = max(of_layers[layer], error) if error == error else error
-            hidden = wanted
-    return errors
+        rounded = plain.each(partial(plain.model.run_layer_rounded, layer), states)
+        wanted = plain.each(partial(plain.model.run_layer, layer), states)
+        for name in ways:
+            made = prepared[name].each(partial(prepared[name].model.run_layer, layer), states)
+            expected = rounded if WAYS[name].enable_sp else wanted
+            found["errors"][name].append(_distance(made, expected, states))
+            found["from_plain"][name].append(_distance(made, wanted, states))
+        states = wanted
+    return found
+
+
+def _distance(made: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], states: Sequence[torch.Tensor]) -> float:
+    """Relative, of what was added to ``states`` in all steps together; NaN if any is."""
+    before = torch.cat(list(states)).float()
+    return relative_l2(torch.cat(list(made)).float() - before, torch.cat(list(expected)).float() - before)
 
 
 def _num_rounds(job: Job, warm: dict[str, list[float]], repeats: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -23,11 +23,12 @@ from vllm.distributed import get_tp_group, parallel_state
 from vllm.forward_context import set_forward_context
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
+from bench.prefill.rounded import rounded_layer
 from bench.prefill.weights import fill
 from msa_model.config import BLOCK_SIZE
 from msa_model.hf_config import MiniMaxM31FlashConfig
 from msa_model.metadata import MSAMetadata, MSAMetadataBuilder
-from msa_model.model import MSAModel
+from msa_model.model import DecoderLayer, MSAModel
 from msa_model.pages import STATE_BYTES
 from msa_model.quant import MSAQuantConfig
 from wire.token_split import TOKEN_SPLIT_KEY, TokenSplit
@@ -101,6 +102,11 @@ class RankModel:
                 found: torch.Tensor = layer(step.positions, hidden)
                 return found
             return split([layer], nn.Identity(), step.positions, hidden)
+
+    def run_layer_rounded(self, number: int, step: Step, hidden: torch.Tensor) -> torch.Tensor:
+        """As ``run_layer`` of the plain way, with what SP exchanges rounded to MXFP8."""
+        with self.in_step(step):
+            return rounded_layer(cast("DecoderLayer", self._all_layers[number]), step.positions, hidden)
 
     @contextmanager
     def in_step(self, step: Step) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bench.prefill.case import DBO, PLAIN, SP, SP_DBO, WAYS, Case, tokens_text
+from bench.prefill.case import DBO, PLAIN, SP, SP_DBO, WAYS, Case, as_worst, tokens_text
 from bench.prefill.links import ATTAINED, K3_SPEEDUP, K3_TOKENS, MACHINES, predictions
 from bench.prefill.must import Verdict, ceiling, gain, hidden_of_plain
 
@@ -47,12 +47,13 @@ def compute(result: dict[str, Any]) -> str:
 
 
 def errors(result: dict[str, Any]) -> str:
-    """Markdown: of each way the relative error of what each layer adds, beside plain."""
+    """Markdown: of each way the relative errors of what each layer adds, and the worst distance from plain."""
     others = [way for way in WAYS if way != PLAIN]
-    lines = _head(["case", *others])
+    lines = _head(["case", *others, *(f"{way}: from plain" for way in others)])
     for case in result["cases"]:
         if "errors" in case:
             cells = [" ".join(f"{error:.1e}" for error in case["errors"][way]) for way in others]
+            cells += [f"{max(case['from_plain'][way], key=as_worst):.1e}" for way in others]
             lines.append(_row([name_of(case), *cells]))
     return "\n".join(lines)
 
@@ -96,7 +97,9 @@ def text_of(result: dict[str, Any]) -> str:
     if not result["is_alone"] and any("overlap" in case for case in result["cases"]):
         parts.append(f"## One traced step, means over ranks\n\n{overlaps(result)}")
     if any("errors" in case for case in result["cases"]):
-        parts.append(f"## Relative error of each layer beside plain\n\n{errors(result)}")
+        parts.append(
+            f"## Relative error of each layer beside plain, rounded to MXFP8 where SP exchanges\n\n{errors(result)}"
+        )
     if result["is_alone"] and all("overlap" in case for case in result["cases"]):
         parts.append(f"## One traced step\n\n{compute(result)}")
     if result["is_alone"] and result["device"] == "cuda" and not result["is_small"]:

@@ -11,8 +11,9 @@ from msa_model.reference.mxfp8 import E8M0_BIAS
 # Root mean squares: of E2M1's 16 values, all as likely; and of E4M3's 9 values from 0.5 to 1.0, whose bytes these are.
 E2M1_RMS, E4M3_RMS = 2.926, 0.767
 FIRST_E4M3, LAST_E4M3 = 0x30, 0x38
-# A branch adds to the residual stream what is small beside it, as in a trained model.
-OUTPUT_GAIN = 0.3
+# A branch adds to the residual stream what is small beside it, as in a trained model. Attention has to be seen in it:
+# the mean of some 2,000 random values is small by itself.
+OUTPUT_GAIN, ATTENTION_GAIN = 0.3, 1.0
 # Rows that are drawn at once in float32.
 DRAWN_ROWS = 4096
 
@@ -20,7 +21,7 @@ DRAWN_ROWS = 4096
 def fill(model: nn.Module, *, tp_rank: int, tp_size: int) -> None:
     """Fill every parameter by its name: what ranks share is alike on them, what is cut is a rank's own.
 
-    A projection's outputs are of its inputs' size, times ``OUTPUT_GAIN`` where a branch ends. o_proj is the same matrix
+    A projection's outputs are of its inputs' size, times a gain where a branch ends. o_proj is the same matrix
     whether a rank holds the columns of its heads or all of them.
     """
     for name, module in model.named_modules():
@@ -52,7 +53,8 @@ def _std(name: str, module: nn.Module, short: str, tp_size: int) -> float:
     else:
         is_last = name.endswith(("o_proj", "down_proj"))
         inputs = getattr(module, "input_size", None) or module._parameters[short].shape[-1]
-    return float(inputs**-0.5 * (OUTPUT_GAIN if is_last else 1.0))
+    gain = ATTENTION_GAIN if name.endswith("o_proj") else OUTPUT_GAIN if is_last else 1.0
+    return float(inputs**-0.5 * gain)
 
 
 def _draw(data: torch.Tensor, short: str, std: float, generator: torch.Generator) -> None:

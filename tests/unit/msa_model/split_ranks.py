@@ -18,11 +18,12 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.forward_context import set_forward_context
 
 from bench.prefill.rank_model import batch_of, bind_cache, default_dtype, engine_config, finish_loading, join
+from bench.prefill.rounded import rounded_layer
 from msa_model.checkpoint_tensors import expected_tensors
 from msa_model.config import BLOCK_SIZE
 from msa_model.hf_config import MiniMaxM31FlashConfig
 from msa_model.metadata import MSAMetadataBuilder
-from msa_model.model import DecoderLayer, MiniMaxM31FlashForCausalLM
+from msa_model.model import MiniMaxM31FlashForCausalLM
 from msa_model.nano.config import Form, model_config
 from msa_model.reference import mxfp8, nvfp4
 from wire.token_split import TokenSplit
@@ -154,22 +155,6 @@ class LayerByLayer:
                 hidden = split([layer], torch.nn.Identity(), positions, before)
             outputs.append(hidden)
         return torch.stack(outputs)
-
-
-def rounded_layer(layer: DecoderLayer, positions: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    """The plain layer, with what split ranks exchange rounded to MXFP8; the router sees it before."""
-
-    def rounded(x: torch.Tensor) -> torch.Tensor:
-        return mxfp8.dequantize(*mxfp8.quantize(x)).to(x.dtype)
-
-    attention = layer.self_attn
-    attended = rounded(attention.heads(positions, rounded(layer.input_layernorm(hidden))))
-    hidden = hidden + attention.o_proj(attended)[0]
-    normed = layer.post_attention_layernorm(hidden)
-    if not layer.is_sparse_moe:
-        return hidden + layer.mlp(rounded(normed))
-    moe = layer.block_sparse_moe
-    return hidden + moe.experts(hidden_states=rounded(normed), router_logits=moe.gate(normed)[0])
 
 
 def run_rank(tp_size: int, rank: int, checkpoint: dict[str, torch.Tensor], meeting: str, out: Path) -> None:

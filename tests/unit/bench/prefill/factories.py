@@ -18,6 +18,7 @@ def figures_of(case: Case, tp_size: int = 2) -> dict[str, Any]:
         "rounds": 5,
         "median_ms": {way: step * tokens / 1e3 for way, (_, _, step) in US.items()},
         "errors": {way: [0.01] * case.num_layers for way in (DBO, SP, SP_DBO)},
+        "from_plain": {way: [0.06] * case.num_layers for way in (DBO, SP, SP_DBO)},
         "overlap": {
             way: {
                 "step_us": step * tokens,

@@ -39,7 +39,7 @@ def gain_little(figures: dict[str, Any]) -> None:
 
 
 def compute_something_else(figures: dict[str, Any]) -> None:
-    figures["errors"][SP][-1] = 0.26
+    figures["errors"][SP][-1] = 0.081
 
 
 def yield_nan(figures: dict[str, Any]) -> None:
