@@ -73,7 +73,7 @@ def run_rank(job: Job, rank: int, meeting: str) -> list[dict[str, Any]]:
     for case in job.cases:
         measured.append(_measure(job, case, models, device))
         if rank == 0:
-            _say(case.name, {name: f"{min(times):.2f} ms" for name, times in measured[-1]["ms"].items()})
+            _say(_progress(case, measured[-1]))
     leave()
     return measured
 
@@ -172,5 +172,15 @@ def _meet() -> None:
         dist.barrier(group=get_tp_group().cpu_group)
 
 
-def _say(*words: object) -> None:
-    print(*words, file=sys.stderr, flush=True)
+def _progress(case: Case, figures: dict[str, Any]) -> str:
+    """A line for whoever waits, which is left where a later case fails."""
+    words = [f"{name} {min(times):.2f} ms" for name, times in figures["ms"].items()]
+    for name, overlap in figures.get("overlap", {}).items():
+        words.append(f"{name} exposes {overlap['exposed_us'] / 1e3:.2f} of {overlap['communication_us'] / 1e3:.2f} ms")
+    for name, errors in figures.get("errors", {}).items():
+        words.append(f"{name} errs by {max(errors):.1e}")
+    return f"{case.name}: {', '.join(words)}"
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
