@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.prefill.rank import Job, run_rank
 
-# Device time of a session is short, and a rank that lost its peer would wait for it.
+# A rank that lost its peer would wait for it.
 LIMIT_S = 560.0
 
 
