@@ -158,6 +158,7 @@ def _plan_worker(
         heartbeat_s=spec.timeouts.heartbeat_s,
         parallelism=group.parallelism,
         token_split=group.token_split,
+        prefill_queue=group.prefill_queue,
         drain_timeout_s=spec.timeouts.drain_s,
         kv_transfer=KVTransferConfig(
             host=group.host, port=ports.take(group.host, group.kv_port, index), **transfer.model_dump()

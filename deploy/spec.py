@@ -10,6 +10,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, StrictInt, field_validator, model_validator
 
 from wire.parallelism import Parallelism
+from wire.prefill_queue import PrefillQueue
 from wire.token_split import TokenSplit
 from wire.worker_config import KVTransferPolicy, check_advertised_host, is_wildcard
 
@@ -73,6 +74,7 @@ class GroupSpec(SpecModel):
     replicas: int = Field(default=1, ge=1, le=256)
     parallelism: Parallelism = Parallelism()
     token_split: TokenSplit = TokenSplit()
+    prefill_queue: PrefillQueue = PrefillQueue()
     host: str = Field(default="127.0.0.1", description="address to listen on, dialled by the router and by peers")
     port: PortChoice = "auto"
     kv_port: PortChoice = Field(default="auto", description="handshake side channel of the KV transfer")
@@ -158,9 +160,11 @@ class DeploymentSpec(SpecModel):
     restart: RestartSpec = RestartSpec()
 
     @model_validator(mode="after")
-    def _prefill_alone_splits(self) -> Self:
+    def _what_is_for_prefill_alone(self) -> Self:
         if self.decode.token_split.is_on:
             raise ValueError("decode.token_split: only prefill workers split their tokens")
+        if self.decode.prefill_queue != PrefillQueue():
+            raise ValueError("decode.prefill_queue: only prefill workers have one")
         return self
 
     @model_validator(mode="after")

@@ -3,12 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 
+from wire.prefill_queue import PREFILL_QUEUE_KEY
 from wire.token_split import TOKEN_SPLIT_KEY
 from wire.worker import Fingerprint, WorkerRole
 from wire.worker_config import WorkerConfig
 
 CONNECTOR = "RowConnector"
 CONNECTOR_MODULE = "kv_transfer.connector"
+TTFT_SCHEDULER = "vllm_engine.ttft_scheduler.make_scheduler"
 
 KV_ROLE = {WorkerRole.PREFILL: "kv_producer", WorkerRole.DECODE: "kv_consumer"}
 
@@ -74,8 +76,7 @@ def vllm_args(
         args += ["--kv-cache-memory-bytes", str(config.kv_cache_bytes)]
     if config.enforce_eager or config.token_split.is_on:  # no CUDA graph holds a split step
         args.append("--enforce-eager")
-    if config.token_split.is_on:
-        args += ["--additional-config", json.dumps({TOKEN_SPLIT_KEY: config.token_split.model_dump(mode="json")})]
+    args += _prefill_args(config) if config.role is WorkerRole.PREFILL else []
     if config.parallelism.enable_ep:
         args.append("--enable-expert-parallel")
     if config.reasoning_parser is not None:
@@ -83,6 +84,17 @@ def vllm_args(
     if config.tool_call_parser is not None:
         args += ["--enable-auto-tool-choice", "--tool-call-parser", config.tool_call_parser]
     return [*args, *config.extra_vllm_args]
+
+
+def _prefill_args(config: WorkerConfig) -> list[str]:
+    """How a prefill worker splits its tokens and orders its queue; what the model and the scheduler read themselves."""
+    args, additional = [], {}
+    if config.token_split.is_on:
+        additional[TOKEN_SPLIT_KEY] = config.token_split.model_dump(mode="json")
+    if config.prefill_queue.policy == "ttft":
+        args = ["--scheduler-cls", TTFT_SCHEDULER]
+        additional[PREFILL_QUEUE_KEY] = config.prefill_queue.model_dump(mode="json")
+    return [*args, "--additional-config", json.dumps(additional)] if additional else args
 
 
 def last_value(flag: str, args: Sequence[str]) -> str | None:

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from wire.parallelism import Parallelism
+from wire.prefill_queue import PrefillQueue
 from wire.token_split import TokenSplit
 from wire.worker import WorkerRole
 
@@ -132,6 +133,7 @@ class WorkerConfig(BaseModel):
     kv_cache_bytes: int | None = Field(default=None, ge=1 << 20, description="KV space; none: vLLM's own profiling")
     parallelism: Parallelism = Parallelism()
     token_split: TokenSplit = TokenSplit()
+    prefill_queue: PrefillQueue = PrefillQueue()
     num_threads: int = Field(default=1, ge=1, le=1024, description="OpenMP threads of each CPU rank")
     enforce_eager: bool = False
     reasoning_parser: str | None = None
@@ -163,8 +165,21 @@ class WorkerConfig(BaseModel):
         if self.token_split.is_on and self.role is not WorkerRole.PREFILL:
             raise ValueError("token_split is for prefill workers: decode runs in CUDA graphs, which hold no split step")
         self.token_split.check_ranks(self.parallelism.tp_size, self.parallelism.dp_size)
-        if self.token_split.is_on and any(arg.startswith("--additional") for arg in self.extra_vllm_args):
-            raise ValueError("extra_vllm_args: --additional-config would replace what token_split says")
+        return self
+
+    @model_validator(mode="after")
+    def _queue_where_it_is_used(self) -> Self:
+        if self.role is not WorkerRole.PREFILL and self.prefill_queue != PrefillQueue():
+            raise ValueError("prefill_queue is for prefill workers")
+        return self
+
+    @model_validator(mode="after")
+    def _nothing_is_replaced(self) -> Self:
+        is_set = self.role is WorkerRole.PREFILL and (self.token_split.is_on or self.prefill_queue.policy == "ttft")
+        if is_set and any(arg.startswith("--additional") for arg in self.extra_vllm_args):
+            raise ValueError(
+                "extra_vllm_args: --additional-config would replace what token_split and prefill_queue say"
+            )
         return self
 
     @property

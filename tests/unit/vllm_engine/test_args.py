@@ -1,5 +1,6 @@
 """vLLM's arguments follow from the worker's configuration alone."""
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -13,6 +14,7 @@ from kv_transfer.settings import ConnectorConfig
 from msa_model.split_settings import split_settings
 from tests.unit.vllm_engine.factories import FINGERPRINT, KEY, TOKEN, worker_config
 from vllm_engine.args import CONNECTOR, CONNECTOR_MODULE, last_value, vllm_args, vllm_env
+from wire.prefill_queue import PREFILL_QUEUE_KEY
 from wire.token_split import TokenSplit
 
 PORT = {"port": 8250}
@@ -117,7 +119,19 @@ def test_nixl_spins_on_a_core_only_where_it_is_told_to(device: str) -> None:
 
 
 def test_split_tokens_reach_the_model_and_run_without_graphs() -> None:
-    assert "--additional-config" not in args_of()
+    assert not split_settings(json.loads(value(args_of(role="prefill"), "--additional-config"))).is_on
     args = args_of(role="prefill", parallelism={"tp_size": 2}, token_split={"enable_sp": True}, enforce_eager=False)
     assert split_settings(json.loads(value(args, "--additional-config"))) == TokenSplit(enable_sp=True)
     assert "--enforce-eager" in args
+
+
+def test_a_prefill_worker_gets_the_queue_that_it_is_configured_with() -> None:
+    args = args_of(role="prefill", prefill_queue={"max_age_s": 5})
+    module, _, name = value(args, "--scheduler-cls").rpartition(".")
+    assert callable(getattr(importlib.import_module(module), name))
+    assert json.loads(value(args, "--additional-config")) == {PREFILL_QUEUE_KEY: {"policy": "ttft", "max_age_s": 5}}
+
+
+@pytest.mark.parametrize("changes", [{"role": "decode"}, {"role": "prefill", "prefill_queue": {"policy": "fcfs"}}])
+def test_others_keep_the_order_of_vllm(changes: dict[str, Any]) -> None:
+    assert not {"--scheduler-cls", "--additional-config"} & set(args_of(**changes))

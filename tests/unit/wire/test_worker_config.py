@@ -95,8 +95,9 @@ def test_a_prefill_worker_may_split_its_tokens() -> None:
         ({"role": "prefill", "parallelism": {"tp_size": 1}}, r"token_split\.enable_sp needs tp_size > 1"),
         ({"role": "prefill", "extra_vllm_args": ["--additional-config", "{}"]}, "extra_vllm_args: --additional-config"),
         ({"role": "prefill", "extra_vllm_args": ["--additional_config={}"]}, "extra_vllm_args: --additional-config"),
+        ({"role": "decode", "token_split": {}, "prefill_queue": {"policy": "fcfs"}}, "prefill_queue is for prefill"),
     ],
 )
-def test_a_split_that_can_not_work_is_refused(changes: dict[str, object], message: str) -> None:
+def test_what_is_for_prefill_is_refused_where_it_can_not_work(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         WorkerConfig.model_validate(CONFIG | SPLIT | changes)

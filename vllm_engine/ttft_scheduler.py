@@ -1,0 +1,157 @@
+"""vLLM's scheduler with a waiting queue ordered for TTFT (``ttft_order``): named by ``--scheduler-cls``.
+
+Nothing else of the scheduler changes; whether it schedules ahead of the device stays vLLM's choice.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request, RequestStatus
+
+from vllm_engine.ttft_order import Key, order_key, room_for_shorter
+from wire.prefill_queue import PREFILL_QUEUE_KEY, PrefillQueue
+
+# How long a count of cached tokens is believed: to look up a long prompt's blocks takes a fraction of a millisecond.
+BELIEVED_S = 0.5
+
+
+class TTFTQueue(RequestQueue):
+    """Requests in the order of ``key``, which is asked once a step.
+
+    vLLM puts back what it could not run by ``prepend``; here that is the same as adding.
+    """
+
+    def __init__(self, key: Callable[[Request], Key]) -> None:
+        self._key = key
+        self._requests: dict[str, Request] = {}
+        self._order: list[Request] | None = None
+        """The next one last; None: to be made."""
+
+    def sort_anew(self) -> None:
+        """Ask for keys again: they change with time."""
+        self._order = None
+
+    def _sorted(self) -> list[Request]:
+        if self._order is None:
+            self._order = sorted(self._requests.values(), key=self._key, reverse=True)
+        return self._order
+
+    def add_request(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+        self._order = None
+
+    def pop_request(self) -> Request:
+        """Raises IndexError where there is none."""
+        request = self._sorted().pop()
+        del self._requests[request.request_id]
+        return request
+
+    def peek_request(self) -> Request:
+        """Raises IndexError where there is none."""
+        return self._sorted()[-1]
+
+    def prepend_request(self, request: Request) -> None:
+        self.add_request(request)
+
+    def prepend_requests(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self.add_request(request)
+
+    def remove_request(self, request: Request) -> None:
+        """Raises ValueError if it is not in the queue."""
+        if self._requests.pop(request.request_id, None) is None:
+            raise ValueError(f"{request.request_id} is not waiting")
+        self._order = None
+
+    def remove_requests(self, requests: Iterable[Request]) -> None:
+        for request in requests:
+            self._requests.pop(request.request_id, None)
+        self._order = None
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def __iter__(self) -> Iterator[Request]:
+        return reversed(list(self._sorted()))
+
+
+class _TTFT(Scheduler):
+    """What both schedulers of vLLM get."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        additional: Any = self.vllm_config.additional_config
+        self._max_age_s = PrefillQueue.model_validate(additional.get(PREFILL_QUEUE_KEY, {})).max_age_s
+        self._counted: dict[str, tuple[float, int]] = {}
+        """Of waiting requests: when their tokens were counted, and how many are left."""
+        self.waiting = TTFTQueue(self._key)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """One step. While shorter prompts wait, those under computation leave them room."""
+        self.waiting.sort_anew()
+        self._counted = {name: one for name, one in self._counted.items() if name in self.requests}
+        running = [
+            left for request in self.running if (left := request.num_prompt_tokens - request.num_computed_tokens) > 1
+        ]
+        budget = self.max_num_scheduled_tokens
+        room = (
+            room_for_shorter(running, [self._tokens_left(request) for request in self.waiting], budget)
+            if running
+            else 0
+        )
+        usual = self.scheduler_config.long_prefill_token_threshold
+        if room:
+            limit = budget - room
+            self.scheduler_config.long_prefill_token_threshold = min(usual, limit) if usual > 0 else limit
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.scheduler_config.long_prefill_token_threshold = usual
+
+    def _key(self, request: Request) -> Key:
+        return order_key(
+            priority=request.priority,
+            tokens_left=self._tokens_left(request),
+            arrival_s=request.arrival_time,
+            now_s=time.time(),  # the clock of ``arrival_time``
+            max_age_s=self._max_age_s,
+            has_run=request.status == RequestStatus.PREEMPTED,
+        )
+
+    def _tokens_left(self, request: Request) -> int:
+        now_s = time.monotonic()
+        counted_s, left = self._counted.get(request.request_id, (-BELIEVED_S, 0))
+        if now_s - counted_s >= BELIEVED_S:
+            left = request.num_tokens - max(request.num_computed_tokens, self._num_cached(request))
+            self._counted[request.request_id] = (now_s, left)
+        return left
+
+    def _num_cached(self, request: Request) -> int:
+        """Tokens at the beginning of a prompt that this engine's prefix cache has now."""
+        if request.skip_reading_prefix_cache or not self.kv_cache_manager.enable_caching:
+            return 0
+        groups = list(range(len(self.kv_cache_config.kv_cache_groups)))
+        pool, num_blocks = self.kv_cache_manager.block_pool, 0
+        for block_hash in request.block_hashes:
+            if pool.get_cached_block(block_hash, groups) is None:
+                break
+            num_blocks += 1
+        return num_blocks * self.block_size
+
+
+class _AsyncTTFT(_TTFT, AsyncScheduler):
+    """For an engine that schedules ahead of the device."""
+
+
+def make_scheduler(*args: Any, **kwargs: Any) -> Scheduler:
+    """The scheduler of an engine core, in vLLM's own terms; called as a scheduler's class is."""
+    is_async = kwargs["vllm_config"].scheduler_config.async_scheduling
+    return (_AsyncTTFT if is_async else _TTFT)(*args, **kwargs)
