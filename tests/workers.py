@@ -25,10 +25,6 @@ class Worker:
     process: "subprocess.Popen[bytes]"
     log: Path
 
-    def stop(self) -> None:
-        """End it now; may be called again."""
-        stop(self.process)
-
     def engine_processes(self) -> list[psutil.Process]:
         """Engine core and ranks; the API process stays out."""
         return psutil.Process(self.process.pid).children(recursive=True)

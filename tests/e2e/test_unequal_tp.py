@@ -1,8 +1,8 @@
 """Prefill and decode of unequal tensor parallelism, over TCP, with little KV space, and with the policy `fail`.
 
-Two workers of TP2 run beside the stack's of TP1: prefill TP2 -> decode TP1 and prefill TP1 -> decode TP2, which has
-whole experts on each rank (EP) where prefill cuts them. Two long prompts don't fit into their KV space, so vLLM
-preempts one; decode TP2 fails what does not cross.
+Two workers of TP2 run beside the stack's of TP1: prefill TP2, with its tokens split over the ranks (SP) and in two
+halves (DBO), -> decode TP1, and prefill TP1 -> decode TP2, which has whole experts on each rank (EP) where prefill cuts
+them. Two long prompts don't fit into their KV space, so vLLM preempts one; decode TP2 fails what does not cross.
 """
 
 import random
@@ -45,6 +45,8 @@ def pairs(stack: Stack, other_prefill_port: int, tmp_path_factory: pytest.TempPa
         "prefill",
         stack.checkpoint,
         **small,
+        # As it is served but for the format: MXFP8 moves tokens that are nearly ties (tests/soak/test_token_split.py).
+        token_split={"enable_sp": True, "enable_dbo": True, "sp_exchange": "exact", "dbo_min_tokens": 64},
         kv_transfer={"port": other_prefill_port},
         extra_vllm_args=["--no-scheduler-reserve-full-isl"],
     )
@@ -101,6 +103,7 @@ def test_prefill_tp2_to_decode_tp1_gives_one_engines_tokens(pairs: Pairs, single
     posted = after["tandem_kv_posted_descriptors_total"] - before["tandem_kv_posted_descriptors_total"]
     assert posted == 2 * num_blocks
     assert legs.no_lease_within(pairs.prefill2.url, 2)
+    assert "tokens are split: SP on, exchanged as exact, DBO from 64 tokens on" in pairs.prefill2.log.read_text()
 
 
 @pytest.mark.parametrize("num_tokens", [129, 1530])

@@ -38,7 +38,7 @@ WAYS: dict[str, TokenSplit] = {
     "SP + DBO": TokenSplit(enable_sp=True, enable_dbo=True, dbo_min_tokens=2),
 }
 # Ways that are run on each number of ranks; the first is what the others are compared with.
-RANKS: dict[int, tuple[str, ...]] = {2: tuple(WAYS), 4: (PLAIN, "DBO", "SP + DBO exact", "SP + DBO")}
+RANKS: dict[int, tuple[str, ...]] = {2: tuple(WAYS), 4: (PLAIN, "SP + DBO exact", "SP + DBO")}
 # Of each request's context when a step begins, and new ones in it. The first three steps are one prompt in chunks
 # beside others; 1, 3 and 281 tokens are no multiples of the ranks; in the last a prefix is in the cache.
 STEPS: list[list[tuple[int, int]]] = [

@@ -74,7 +74,7 @@ def test_two_micro_batches_give_each_token_what_one_gives(
     if f"SP{suffix}" in RANKS[num_ranks]:
         limit = 1e-5 if is_exact else tolerance("sp_exchange", "mxfp8")
         assert worst_layer(made, num_ranks, f"SP + DBO{suffix}", f"SP{suffix}") <= limit
-    assert worst_layer(made, num_ranks, "DBO", PLAIN) <= 1e-6, "the sums are the same ones"
+        assert worst_layer(made, num_ranks, "DBO", PLAIN) <= 1e-6, "the sums are the same ones"
 
 
 @pytest.mark.parametrize(("num_ranks", "way"), EXACT + SERVED)

@@ -1,10 +1,5 @@
-"""Every kernel compiles for Blackwell without a GPU, keeps to its registers, and decodes with QMUL4.
+"""What is asked of compiled kernels, and how they are listed. Compiling all of them is ``make aot``, which CI runs too."""
 
-The other targets are compiled by ``make aot``, which takes minutes.
-"""
-
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -14,15 +9,6 @@ from bench.kernels.compiled import Report, failures_of
 from bench.kernels.specimens import TARGETS
 
 GOOD = Report("sm_100", "a kernel", 40, 1024, 0, 7.71, 32, 0, ())
-
-
-def test_sm_100_passes() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-m", "bench.kernels.aot", "--targets", "sm_100"], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    count = len(all_specimens("sm_100"))
-    assert f"{count} of {count} kernels pass" in ended.stdout
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
