@@ -13,11 +13,13 @@ from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request, RequestStatus
 
-from vllm_engine.ttft_order import Key, order_key, room_for_shorter
+from vllm_engine.ttft_order import Key, chunk_limit, order_key
 from wire.prefill_queue import PREFILL_QUEUE_KEY, PrefillQueue
 
 # How long a count of cached tokens is believed: to look up a long prompt's blocks takes a fraction of a millisecond.
 BELIEVED_S = 0.5
+# Others wait for something else too, such as a grammar.
+_READY = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 
 
 class TTFTQueue(RequestQueue):
@@ -95,38 +97,58 @@ class _TTFT(Scheduler):
         self.waiting = TTFTQueue(self._key)
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
-        """One step. While shorter prompts wait, those under computation leave them room."""
-        self.waiting.sort_anew()
+        """One step. vLLM goes through what is under computation first: in our order, and leaving room for shorter."""
         self._counted = {name: one for name, one in self._counted.items() if name in self.requests}
-        running = [
-            left for request in self.running if (left := request.num_prompt_tokens - request.num_computed_tokens) > 1
-        ]
-        budget = self.max_num_scheduled_tokens
-        room = (
-            room_for_shorter(running, [self._tokens_left(request) for request in self.waiting], budget)
-            if running
-            else 0
+        self.waiting.sort_anew()
+        self.running.sort(key=self._key)
+        limit = chunk_limit(
+            running_left=[self._tokens_left(request) for request in self.running],
+            shorter_left=self._shorter_left(),
+            budget=self.max_num_scheduled_tokens,
         )
-        usual = self.scheduler_config.long_prefill_token_threshold
-        if room:
-            limit = budget - room
-            self.scheduler_config.long_prefill_token_threshold = min(usual, limit) if usual > 0 else limit
+        config = self.scheduler_config
+        usual = config.long_prefill_token_threshold
+        if limit is not None:
+            config.long_prefill_token_threshold = min(usual, limit) if usual > 0 else limit
         try:
             return super().schedule(*args, **kwargs)
         finally:
-            self.scheduler_config.long_prefill_token_threshold = usual
+            config.long_prefill_token_threshold = usual
+
+    def _shorter_left(self) -> list[int]:
+        """Tokens left of each that vLLM can admit now and that is shorter than the longest under computation, as far as
+        priorities don't say otherwise.
+        """
+        last = max(((request.priority, self._tokens_left(request)) for request in self.running), default=None)
+        num_places = self.max_num_active_reqs - len(self.running)
+        num_free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        shorter: list[int] = []
+        for request in self.waiting if last is not None else ():
+            # vLLM admits nobody behind one that finds no place or no blocks for its whole prompt.
+            num_free -= -(-request.num_tokens // self.block_size)
+            if num_places <= 0 or num_free < 0:
+                break
+            num_places -= 1
+            left = self._tokens_left(request)
+            if request.status in _READY and (request.priority, left) < last:
+                shorter.append(left)
+        return shorter
 
     def _key(self, request: Request) -> Key:
+        left = self._tokens_left(request)
         return order_key(
             priority=request.priority,
-            tokens_left=self._tokens_left(request),
+            tokens_left=left,
             arrival_s=request.arrival_time,
             now_s=time.time(),  # the clock of ``arrival_time``
             max_age_s=self._max_age_s,
-            has_run=request.status == RequestStatus.PREEMPTED,
+            has_begun=request.status == RequestStatus.PREEMPTED
+            or (request.status == RequestStatus.RUNNING and left <= 1),
         )
 
     def _tokens_left(self, request: Request) -> int:
+        if request.status == RequestStatus.RUNNING:
+            return max(1, request.num_tokens - request.num_computed_tokens)
         now_s = time.monotonic()
         counted_s, left = self._counted.get(request.request_id, (-BELIEVED_S, 0))
         if now_s - counted_s >= BELIEVED_S:
@@ -135,16 +157,16 @@ class _TTFT(Scheduler):
         return left
 
     def _num_cached(self, request: Request) -> int:
-        """Tokens at the beginning of a prompt that this engine's prefix cache has now."""
+        """Tokens at the beginning of a prompt that this engine's prefix cache has now; the last token is never one."""
         if request.skip_reading_prefix_cache or not self.kv_cache_manager.enable_caching:
             return 0
         groups = list(range(len(self.kv_cache_config.kv_cache_groups)))
         pool, num_blocks = self.kv_cache_manager.block_pool, 0
-        for block_hash in request.block_hashes:
+        for block_hash in request.block_hashes[: (request.num_tokens - 1) // self.hash_block_size]:
             if pool.get_cached_block(block_hash, groups) is None:
                 break
             num_blocks += 1
-        return num_blocks * self.block_size
+        return num_blocks * self.hash_block_size
 
 
 class _AsyncTTFT(_TTFT, AsyncScheduler):

@@ -1,4 +1,4 @@
-"""What is asked of compiled kernels, and how they are listed. Compiling all of them is ``make aot``, which CI runs too."""
+"""What is asked of compiled kernels, and how they are listed. `make aot` compiles all of them; CI runs it too."""
 
 from dataclasses import replace
 
