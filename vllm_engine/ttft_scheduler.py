@@ -40,7 +40,8 @@ class TTFTQueue(RequestQueue):
 
     def _sorted(self) -> list[Request]:
         if self._order is None:
-            self._order = sorted(self._requests.values(), key=self._key, reverse=True)
+            self._order = sorted(self._requests.values(), key=self._key)
+            self._order.reverse()  # not by sorted's own argument, which would turn equals round
         return self._order
 
     def add_request(self, request: Request) -> None:
@@ -101,9 +102,10 @@ class _TTFT(Scheduler):
         self._counted = {name: one for name, one in self._counted.items() if name in self.requests}
         self.waiting.sort_anew()
         self.running.sort(key=self._key)
+        running_left = [self._tokens_left(request) for request in self.running]
         limit = chunk_limit(
-            running_left=[self._tokens_left(request) for request in self.running],
-            shorter_left=self._shorter_left(),
+            running_left=running_left,
+            shorter_left=self._shorter_left(sum(running_left)),
             budget=self.max_num_scheduled_tokens,
         )
         config = self.scheduler_config
@@ -115,22 +117,28 @@ class _TTFT(Scheduler):
         finally:
             config.long_prefill_token_threshold = usual
 
-    def _shorter_left(self) -> list[int]:
-        """Tokens left of each that vLLM can admit now and that is shorter than the longest under computation, as far as
-        priorities don't say otherwise.
+    def _shorter_left(self, running_left: int) -> list[int]:
+        """Tokens left of each that vLLM can admit now and that belongs before the last of those under computation, but of
+        none that is less urgent than one of them: a limit is for all.
         """
-        last = max(((request.priority, self._tokens_left(request)) for request in self.running), default=None)
+        if not self.running:
+            return []
+        last = max((request.priority, self._tokens_left(request)) for request in self.running)
+        most_urgent = min(request.priority for request in self.running)
         num_places = self.max_num_active_reqs - len(self.running)
         num_free = self.kv_cache_manager.block_pool.get_num_free_blocks()
+        num_free -= min(running_left, self.max_num_scheduled_tokens) // self.block_size
         shorter: list[int] = []
-        for request in self.waiting if last is not None else ():
+        for request in self.waiting:
+            if request.status not in _READY:
+                continue
             # vLLM admits nobody behind one that finds no place or no blocks for its whole prompt.
-            num_free -= -(-request.num_tokens // self.block_size)
-            if num_places <= 0 or num_free < 0:
-                break
             num_places -= 1
+            num_free -= -(-request.num_tokens // self.block_size)
+            if num_places < 0 or num_free < 0:
+                break
             left = self._tokens_left(request)
-            if request.status in _READY and (request.priority, left) < last:
+            if (request.priority, left) < last and request.priority <= most_urgent:
                 shorter.append(left)
         return shorter
 

@@ -23,6 +23,7 @@ SPEAKERS = {
         "vllm_engine/server.py",
         "vllm_engine/state.py",
         "vllm_engine/routes.py",
+        "vllm_engine/ttft_scheduler.py",
         "msa_model/*",
         "kv_transfer/connector*.py",
         "kv_transfer/cache_row.py",

@@ -1,12 +1,11 @@
-"""The order of waiting prompts: priorities, then age, then what is left to compute; nobody starves."""
+"""The order of prompts: priorities, then age, then what is left to compute; nobody starves."""
 
-import random
+from typing import NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_engine.ttft_order import Key, order_key, room_for_shorter
+from vllm_engine.ttft_order import Key, chunk_limit, order_key
 
 MAX_AGE_S = 2.0
 
@@ -28,8 +27,9 @@ def test_who_has_waited_too_long_comes_first_oldest_first() -> None:
     assert key(10_000, 8.1) > key(1), "not yet"
 
 
-def test_who_has_lost_its_place_comes_before_shorter_ones() -> None:
-    assert key(10_000, has_run=True) < key(1)
+def test_who_has_begun_comes_before_shorter_and_older_ones() -> None:
+    assert key(10_000, has_begun=True) < key(1)
+    assert key(10_000, 9.0, has_begun=True) < key(1, 1.0)
 
 
 def test_a_priority_counts_before_all_else() -> None:
@@ -37,40 +37,61 @@ def test_a_priority_counts_before_all_else() -> None:
     assert key(10_000, priority=-1) < key(1, 0.0)
 
 
-@given(st.lists(st.integers(1, 10_000), max_size=20), st.integers(2, 8192))
-def test_at_most_half_a_step_is_left_to_shorter_prompts(waiting: list[int], budget: int) -> None:
-    room = room_for_shorter([5_000], waiting, budget)
-    assert room <= budget // 2
-    assert room <= sum(left for left in waiting if left < 5_000)
-    assert room_for_shorter([], waiting, budget) == 0, "nobody is in the way"
+class Prompt(NamedTuple):
+    priority: int
+    tokens_left: int
+    arrival_s: float
+    has_begun: bool
+
+    def key(self, now_s: float) -> Key:
+        return order_key(**self._asdict(), now_s=now_s, max_age_s=MAX_AGE_S)
 
 
-def simulate(max_age_s: float, *, num_short: int, seed: int) -> dict[str, list[float]]:
-    """Waits of a worker that computes one prompt at a time, long ones among many short ones."""
-    draw = random.Random(seed)
-    arrivals = [("long", draw.uniform(0, 5), 1.0) for _ in range(3)]
-    arrivals += [("short", draw.uniform(0, 10), 0.1) for _ in range(num_short)]
-    waiting, waits, now_s = sorted(arrivals, key=lambda one: one[1]), dict[str, list[float]](long=[], short=[]), 0.0
-    while waiting:
-        here = [one for one in waiting if one[1] <= now_s]
-        if not here:
-            now_s = waiting[0][1]
-            continue
-        first = min(
-            here,
-            key=lambda one: order_key(
-                priority=0, tokens_left=int(one[2] * 1e4), arrival_s=one[1], now_s=now_s, max_age_s=max_age_s
-            ),
-        )
-        waiting.remove(first)
-        waits[first[0]].append(now_s - first[1])
-        now_s += first[2]
-    return waits
+PROMPTS = st.lists(
+    st.builds(Prompt, st.integers(-1, 1), st.integers(1, 1000), st.floats(0, 10), st.booleans()), max_size=20
+)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_short_prompts_wait_less_and_long_ones_not_for_ever(seed: int) -> None:
-    in_order, by_length = simulate(0.0, num_short=95, seed=seed), simulate(MAX_AGE_S, num_short=95, seed=seed)
-    never_old = simulate(1e9, num_short=95, seed=seed)
-    assert sum(by_length["short"]) < sum(in_order["short"])
-    assert max(by_length["long"]) <= max(never_old["long"])
+@given(PROMPTS, st.floats(10, 13))
+def test_only_older_ones_come_before_an_old_one_of_the_same_priority(prompts: list[Prompt], now_s: float) -> None:
+    order = sorted(prompts, key=lambda prompt: prompt.key(now_s))
+    assert [prompt.priority for prompt in order] == sorted(prompt.priority for prompt in prompts)
+    for place, old in enumerate(order):
+        if now_s - old.arrival_s >= MAX_AGE_S:
+            before = [one for one in order[:place] if one.priority == old.priority and not one.has_begun]
+            assert all(one.arrival_s <= old.arrival_s for one in before)
+
+
+@given(PROMPTS, st.floats(10, 13), st.floats(0, 10))
+def test_who_is_before_a_later_one_stays_before_it(prompts: list[Prompt], now_s: float, later_s: float) -> None:
+    for prompt in prompts:
+        passed = {
+            other for other in prompts if other.arrival_s > prompt.arrival_s and other.key(now_s) > prompt.key(now_s)
+        }
+        assert all(other.key(now_s + later_s) > prompt.key(now_s + later_s) for other in passed)
+
+
+TOKENS = st.lists(st.integers(1, 10_000), min_size=1, max_size=8)
+
+
+def taken(left: list[int], limit: int) -> int:
+    return sum(min(one, limit) for one in left)
+
+
+@given(running=TOKENS, shorter=TOKENS, budget=st.integers(32, 8192))
+def test_a_limit_leaves_shorter_prompts_room_and_nothing_of_a_step_unused(
+    running: list[int], shorter: list[int], budget: int
+) -> None:
+    limit = chunk_limit(running_left=running, shorter_left=shorter, budget=budget)
+    if limit is None:
+        assert sum(running) + min(sum(shorter), budget // 2) <= budget
+        return
+    assert taken(running, limit) + min(taken(shorter, limit), budget // 2) <= budget
+    assert taken(running, limit) + taken(shorter, limit) > budget - len(running) - len(shorter)
+    assert taken(running, limit) >= budget // 2 - len(running), "long prompts go on"
+
+
+@given(running=TOKENS, budget=st.integers(32, 8192))
+def test_nothing_is_limited_where_nobody_shorter_waits(running: list[int], budget: int) -> None:
+    assert chunk_limit(running_left=running, shorter_left=[], budget=budget) is None
+    assert chunk_limit(running_left=[], shorter_left=running, budget=budget) is None

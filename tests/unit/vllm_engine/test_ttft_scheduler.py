@@ -4,9 +4,12 @@ import itertools
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 with warnings.catch_warnings():  # vLLM's and torch's own
     warnings.simplefilter("ignore")
@@ -20,7 +23,7 @@ with warnings.catch_warnings():  # vLLM's and torch's own
     from vllm.v1.request import Request, RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from vllm_engine.ttft_scheduler import make_scheduler
+    from vllm_engine.ttft_scheduler import TTFTQueue, make_scheduler
 
 import torch
 
@@ -125,6 +128,54 @@ def test_a_long_prompt_keeps_half_of_each_step_whatever_comes(scheduler: Any) ->
     assert step(scheduler)["long"] == BUDGET // 2
 
 
+def test_a_short_prompt_does_not_wait_for_any_of_several_under_computation(scheduler: Any) -> None:
+    for name, num_tokens in (("long", 6000), ("other", 4000)):
+        add(scheduler, name, prompt(num_tokens))
+        step(scheduler)
+    add(scheduler, "short", prompt(100))
+    assert step(scheduler) == {"other": (BUDGET - 100) // 2, "long": (BUDGET - 100) // 2, "short": 100}
+
+
+def test_the_shorter_of_two_under_computation_ends_first(scheduler: Any) -> None:
+    add(scheduler, "long", prompt(6000))
+    step(scheduler)
+    add(scheduler, "other", prompt(2000))
+    assert step(scheduler) == {"long": BUDGET // 2, "other": BUDGET // 2}
+    assert step(scheduler) == {"other": BUDGET}
+    assert step(scheduler) == {"other": 2000 - BUDGET * 3 // 2, "long": BUDGET * 5 // 2 - 2000}
+
+
+@pytest.mark.parametrize("scheduler", [{"max_age_s": 2.0}], indirect=True)
+def test_under_computation_too_an_old_prompt_comes_before_shorter_ones(scheduler: Any) -> None:
+    add(scheduler, "old", prompt(6000), arrival_s=1.0)
+    step(scheduler)
+    add(scheduler, "other", prompt(2000))
+    step(scheduler)
+    assert step(scheduler) == {"old": BUDGET}
+
+
+def test_no_room_is_left_for_a_prompt_that_can_not_begin(scheduler: Any) -> None:
+    add(scheduler, "long", prompt(4000))
+    step(scheduler)
+    add(scheduler, "short", prompt(100))
+    scheduler.max_num_active_reqs = 1
+    assert step(scheduler) == {"long": BUDGET}
+    scheduler.max_num_active_reqs = 8
+    pool = scheduler.kv_cache_manager.block_pool
+    blocks = pool.get_new_blocks(pool.get_num_free_blocks() - BUDGET // BLOCK)
+    assert step(scheduler) == {"long": BUDGET}, "nor for one whose blocks would not fit"
+    pool.free_blocks(blocks)
+    assert "short" in step(scheduler)
+
+
+def test_a_prompt_that_lost_its_blocks_goes_on_before_shorter_ones(scheduler: Any) -> None:
+    add(scheduler, "long", prompt(3000))
+    step(scheduler)
+    assert scheduler.reset_prefix_cache(reset_running_requests=True)
+    add(scheduler, "short", prompt(100))
+    assert step(scheduler) == {"long": BUDGET}
+
+
 def test_what_the_cache_has_does_not_count(scheduler: Any) -> None:
     known = prompt(3000)
     add(scheduler, "first", known)
@@ -154,6 +205,17 @@ def test_priorities_keep_their_meaning(scheduler: Any) -> None:
     add(scheduler, "short", prompt(100), priority=1)
     add(scheduler, "urgent", prompt(2000), priority=0)
     assert step(scheduler) == {"urgent": BUDGET}
+    assert step(scheduler) == {"urgent": 2000 - BUDGET, "short": 2 * BUDGET - 2000}, "nor is it left room before"
+
+
+@pytest.mark.parametrize("scheduler", [{"policy": "priority"}], indirect=True)
+def test_an_urgent_prompt_under_computation_leaves_no_room_to_less_urgent_ones(scheduler: Any) -> None:
+    add(scheduler, "late", prompt(4000), priority=1)
+    step(scheduler)
+    add(scheduler, "urgent", prompt(4000), priority=0)
+    assert step(scheduler) == {"late": BUDGET // 2, "urgent": BUDGET // 2}
+    add(scheduler, "short", prompt(100), priority=1)
+    assert step(scheduler) == {"urgent": BUDGET}
 
 
 def test_a_request_that_is_aborted_while_it_waits_is_gone(scheduler: Any) -> None:
@@ -166,3 +228,21 @@ def test_a_request_that_is_aborted_while_it_waits_is_gone(scheduler: Any) -> Non
 @pytest.mark.parametrize("scheduler", [{"is_async": True}], indirect=True)
 def test_an_engine_that_schedules_ahead_goes_on_doing_so(scheduler: Any) -> None:
     assert isinstance(scheduler, AsyncScheduler)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["add", "prepend", "pop", "remove"]), st.integers(0, 9)), max_size=40))
+def test_a_queue_gives_each_request_once_in_order_and_equals_as_they_came(moves: list[tuple[str, int]]) -> None:
+    queue, there = TTFTQueue(lambda request: (0, 0, float(request.priority), 0.0)), list[Any]()
+    for number, (move, value) in enumerate(moves):
+        if move in ("add", "prepend"):
+            there.append(SimpleNamespace(request_id=str(number), priority=value % 3))
+            getattr(queue, f"{move}_request")(there[-1])
+        elif there:
+            one = min(there, key=lambda request: request.priority) if move == "pop" else there[value % len(there)]
+            there.remove(one)
+            if move == "pop":
+                assert queue.pop_request() is one
+            else:
+                queue.remove_requests({one.request_id: one}.values())
+        assert list(queue) == sorted(there, key=lambda request: request.priority)
+        assert len(queue) == len(there)
