@@ -118,8 +118,8 @@ class _TTFT(Scheduler):
             config.long_prefill_token_threshold = usual
 
     def _shorter_left(self, running_left: int) -> list[int]:
-        """Tokens left of each that vLLM can admit now and that belongs before the last of those under computation, but of
-        none that is less urgent than one of them: a limit is for all.
+        """Tokens left of each that vLLM can admit now and that belongs before the last of those under computation; of
+        none that is less urgent than one of them, since a limit is for all.
         """
         if not self.running:
             return []
